@@ -1,0 +1,19 @@
+// out = silu(gate) * up, the gated activation of Llama-like feed-forward blocks.
+#pragma once
+
+#include "absl/status/status.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+
+namespace heddle {
+
+struct SiluMulArgs {
+  ConstMatrixView gate;  // [tokens, width]
+  ConstMatrixView up;    // [tokens, width]
+  MatrixView out;        // [tokens, width]; may be gate or up
+};
+
+absl::Status ValidateSiluMul(const SiluMulArgs& args);
+using SiluMulFn = absl::Status (*)(const SiluMulArgs& args, Stream& stream);
+
+}  // namespace heddle

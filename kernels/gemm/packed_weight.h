@@ -1,0 +1,50 @@
+// A weight matrix W [n, k] in the layout that `linear` and `embedding` read.
+//
+// n are output features (rows of the checkpoint's tensor), k are input features. The stored type
+// is kept: float32, bfloat16, float16 or one of GGUF's block types, whose scales and quants are
+// regrouped but never re-quantised. The layout itself is private to the backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+
+namespace heddle {
+
+// Rows as a checkpoint stores them, row-major, in host memory.
+//
+// A shard of the columns may begin inside a quantisation block (heads win over blocks): `data`
+// then points at that whole block and `k_offset` says how many of its leading elements belong to
+// the neighbour. k_offset is 0 for plain types, whose `data` points at the first element.
+struct WeightRows {
+  const std::byte* data = nullptr;  // first (possibly cut) block of the first row
+  DType dtype = DType::kFloat32;
+  int64_t row_stride_bytes = 0;
+  int64_t n = 0;
+  int64_t k = 0;         // elements used, after k_offset
+  int64_t k_offset = 0;  // < BlockElements(dtype)
+};
+
+// Describes packed memory; owns nothing. Trivially copyable, so that ops can capture it.
+struct PackedWeight {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t k_offset = 0;
+};
+
+// Bytes of device memory for W; InvalidArgument for a dtype that cannot be packed.
+using PackedWeightBytesFn = absl::StatusOr<int64_t> (*)(DType dtype, int64_t n, int64_t k,
+                                                        int64_t k_offset);
+// Packs `rows` into `target` (PackedWeightBytes of it). `target.dtype` may differ from rows.dtype
+// only between the plain types (a value that becomes infinite is an OutOfRange error). `rows`
+// must stay valid until the stream has passed.
+using PackWeightFn = absl::Status (*)(const WeightRows& rows, const PackedWeight& target,
+                                      Stream& stream);
+
+}  // namespace heddle

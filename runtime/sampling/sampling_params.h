@@ -30,8 +30,13 @@ struct SamplingParams {
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   bool skip_special_tokens = true;
+  // The log-probability of each prompt token but the first. The prompt is then computed whole,
+  // without reusing cached pages. With max_tokens 0 this scores a text and samples nothing.
+  bool prompt_logprobs = false;
+  bool prompt_logits = false;  // also the logits of every prompt position; implies the above
 
   bool IsGreedy() const { return temperature < 1e-5 || top_k == 1 || top_p <= 1e-9; }
+  bool ScoresPrompt() const { return prompt_logprobs || prompt_logits; }
   bool HasPenalties() const {
     return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
   }

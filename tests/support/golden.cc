@@ -1,0 +1,106 @@
+#include "tests/support/golden.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace heddle {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::filesystem::path kGoldenDir = std::filesystem::path(HEDDLE_TESTS_DIR) / "golden";
+
+absl::StatusOr<std::vector<float>> ReadFloats(const std::filesystem::path& path, size_t count) {
+  std::vector<float> values(count);
+  const auto num_bytes = static_cast<std::streamsize>(count * sizeof(float));
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(values.data()), num_bytes);
+  if (file.gcount() != num_bytes || file.peek() != std::ifstream::traits_type::eof()) {
+    return absl::DataLossError(absl::StrCat(path.string(), ": ", num_bytes, " bytes expected"));
+  }
+  return values;
+}
+
+GoldenPrompt ParsePrompt(const Json& json, const GoldenModel& model) {
+  GoldenPrompt prompt;
+  prompt.id = json.at("id");
+  prompt.token_ids = json.at("token_ids").get<std::vector<int32_t>>();
+  const Json& ids = json.at("greedy_token_ids");
+  const Json& gaps = json.at("greedy_top2_gaps");
+  for (size_t i = 0; i < ids.size(); ++i) prompt.greedy.push_back({ids.at(i), gaps.at(i)});
+  const size_t first = json.at("logits_row").get<size_t>() * model.vocab_size;
+  prompt.logits =
+      std::span(model.logits).subspan(first, prompt.token_ids.size() * model.vocab_size);
+  return prompt;
+}
+
+absl::StatusOr<GoldenModel> LoadExpectations(const std::filesystem::path& path,
+                                             const std::filesystem::path& json_path,
+                                             const std::filesystem::path& logits_path) {
+  std::ifstream file(json_path);
+  if (!file) return absl::NotFoundError(absl::StrCat("no expectations at ", json_path.string()));
+  const Json json = Json::parse(file);
+  GoldenModel model;
+  model.path = path.string();
+  model.vocab_size = json.at("vocab_size");
+  model.max_model_len = json.at("max_model_len");
+  model.rope_inv_freq = json.at("rope_inv_freq").get<std::vector<float>>();
+  model.rope_attention_scaling = json.at("rope_attention_scaling");
+  const size_t num_rows = json.at("num_logits_rows");
+  ASSIGN_OR_RETURN(model.logits, ReadFloats(logits_path, num_rows * model.vocab_size));
+  for (const Json& prompt : json.at("prompts")) model.prompts.push_back(ParsePrompt(prompt, model));
+  return model;
+}
+
+// Names of the entries of tests/golden/`folder` that have a file called name + `suffix`, sorted.
+std::vector<std::string> NamesIn(absl::string_view folder, absl::string_view suffix) {
+  std::vector<std::string> names;
+  const std::filesystem::path directory = kGoldenDir / std::string(folder);
+  if (!std::filesystem::exists(directory)) return names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const std::string stem = entry.path().stem().string();
+    if (std::filesystem::exists(directory / absl::StrCat(stem, suffix))) names.push_back(stem);
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace
+
+absl::StatusOr<GoldenModel> LoadGoldenModel(absl::string_view name) {
+  const std::filesystem::path directory = kGoldenDir / "models" / std::string(name);
+  return LoadExpectations(directory, directory / "expect.json", directory / "logits.f32");
+}
+
+absl::StatusOr<GoldenModel> LoadGoldenGguf(absl::string_view name) {
+  const std::filesystem::path stem = kGoldenDir / "gguf" / std::string(name);
+  return LoadExpectations(stem.string() + ".gguf", stem.string() + ".json", stem.string() + ".f32");
+}
+
+std::vector<std::string> GoldenModelNames() { return NamesIn("models", "/expect.json"); }
+std::vector<std::string> GoldenGgufNames() { return NamesIn("gguf", ".gguf"); }
+
+double LogitsDifference(std::span<const float> expected, std::span<const float> actual) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (expected.empty() || expected.size() != actual.size()) return kInfinity;
+  double largest = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double difference = std::abs(double{actual[i]} - double{expected[i]});
+    if (!std::isfinite(difference)) return kInfinity;
+    largest = std::max(largest, difference);
+  }
+  const auto [low, high] = std::minmax_element(expected.begin(), expected.end());
+  return largest / (double{*high} - double{*low});
+}
+
+}  // namespace heddle

@@ -1,0 +1,53 @@
+// Reads the expectations of tests/golden: what transformers says of the models kept there.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace heddle {
+
+// A token that greedy decoding chose, and how clearly: where the gap between the two best logits
+// is below a test's margin, rounding may choose the other one.
+struct GoldenStep {
+  int32_t token_id = 0;
+  float top2_gap = 0;
+};
+
+struct GoldenPrompt {
+  std::string id;
+  std::vector<int32_t> token_ids;
+  std::vector<GoldenStep> greedy;  // continues token_ids, teacher-forced by itself
+  std::span<const float> logits;   // [token_ids.size(), vocab_size], owned by the GoldenModel
+};
+
+// A model of tests/golden/models or tests/golden/gguf. Move-only: the prompts point into `logits`.
+struct GoldenModel {
+  GoldenModel() = default;
+  GoldenModel(GoldenModel&&) = default;
+  GoldenModel& operator=(GoldenModel&&) = default;
+
+  std::string path;  // what --model takes: a directory, or a .gguf file
+  int64_t vocab_size = 0;
+  int64_t max_model_len = 0;  // the expectations hold for this --max-model-len
+  std::vector<float> rope_inv_freq;
+  float rope_attention_scaling = 1;
+  std::vector<GoldenPrompt> prompts;
+  std::vector<float> logits;
+};
+
+// By name, as listed by GoldenModelNames ("gqa-a") or GoldenGgufNames ("llama-q8_0").
+absl::StatusOr<GoldenModel> LoadGoldenModel(absl::string_view name);
+absl::StatusOr<GoldenModel> LoadGoldenGguf(absl::string_view name);
+std::vector<std::string> GoldenModelNames();
+std::vector<std::string> GoldenGgufNames();
+
+// Largest |actual - expected| over (largest - smallest expected): the share of the logits' range by
+// which two sets of logits differ. Infinity where sizes differ or a value is not finite.
+double LogitsDifference(std::span<const float> expected, std::span<const float> actual);
+
+}  // namespace heddle

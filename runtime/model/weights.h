@@ -1,0 +1,64 @@
+// One rank's weights, packed in device memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/base/backend.h"
+#include "kernels/base/stream.h"
+#include "kernels/gemm/packed_weight.h"
+#include "runtime/checkpoint/weight_source.h"
+#include "runtime/model/model_spec.h"
+#include "runtime/shard_layout.h"
+
+namespace heddle {
+
+struct Projection {
+  PackedWeight weight;          // [out, in]
+  const float* bias = nullptr;  // [out], or null
+};
+
+// Pointers into ModelWeights::buffers. Rows and columns are the rank's own shares. `o` and `down`
+// give partial sums over the ranks; their biases are on rank 0 alone, so that they are added once.
+struct LayerWeights {
+  const float* attention_norm = nullptr;  // [hidden]
+  Projection q;                           // [query_heads * head_dim, hidden]
+  Projection k;                           // [kv_heads * head_dim, hidden]
+  Projection v;                           // [kv_heads * head_dim, hidden]
+  const float* q_norm = nullptr;          // [head_dim], or null
+  const float* k_norm = nullptr;          // [head_dim], or null
+  Projection o;                           // [hidden, query_heads * head_dim]
+  const float* ffn_norm = nullptr;        // [hidden]
+  Projection gate;                        // [ffn_columns, hidden]
+  Projection up;                          // [ffn_columns, hidden]
+  Projection down;                        // [hidden, ffn_columns]
+};
+
+// Owned by the rank's worker; must not outlive the backend. Immutable once loaded.
+struct ModelWeights {
+  PackedWeight embedding;  // [local_vocab, hidden]
+  std::vector<LayerWeights> layers;
+  const float* final_norm = nullptr;  // [hidden]
+  PackedWeight head;                  // [local_vocab, hidden]; the embedding itself when tied
+  std::vector<DeviceBuffer> buffers;
+
+  int64_t bytes() const;  // of device memory
+};
+
+struct WeightLoadOptions {
+  std::optional<DType> dtype;  // of plain matrices; unset: as in the checkpoint
+  // Called after each tensor of this rank.
+  std::function<void(absl::string_view tensor)> on_progress;
+};
+
+// Reads this rank's slices tensor by tensor: the source's memory never holds more than one of them.
+// Errors name the tensor.
+absl::StatusOr<ModelWeights> LoadWeights(const ModelSpec& spec, const ShardLayout& layout, int rank,
+                                         WeightSource& source, const WeightLoadOptions& options,
+                                         Backend& backend, Stream& stream);
+
+}  // namespace heddle

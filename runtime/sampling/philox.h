@@ -1,0 +1,37 @@
+// Random numbers as a pure function of (seed, position, token id).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace heddle {
+
+// Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+// (SC 2011): ten rounds turn a 128-bit counter and a 64-bit key into 128 random bits. There is no
+// state, so neither batch mates nor the number of ranks can shift a stream.
+inline std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, uint64_t key) {
+  uint32_t key0 = static_cast<uint32_t>(key);
+  uint32_t key1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {
+        static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(product1),
+        static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(product0)};
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return counter;
+}
+
+// The key of sample `index` of a request with `seed`: a bijection of the seed for each index
+// (the finaliser of SplitMix64), and the seed itself for index 0.
+inline uint64_t SequenceSeed(uint64_t seed, uint64_t index) {
+  if (index == 0) return seed;
+  uint64_t z = seed + index * 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+}  // namespace heddle

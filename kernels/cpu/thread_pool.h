@@ -1,6 +1,7 @@
 // The persistent threads of one CPU rank.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -9,13 +10,13 @@
 namespace heddle {
 
 // Owned by the CPU backend of a rank. The caller takes part as thread 0, so a pool of one spawns
-// nothing. Workers spin for at most 50 us after work, then sleep; when the process has more ranks
-// than CPUs they yield instead of spinning. Not re-entrant: one ParallelRun at a time, from the
-// rank's worker thread.
+// nothing. Threads that wait spin for at most 50 us, then sleep; when the host runs more ranks
+// than it has CPUs they yield instead of spinning. Not re-entrant: one ParallelRun at a time, from
+// the rank's worker thread.
 class CpuThreadPool {
  public:
-  // num_threads >= 1.
-  explicit CpuThreadPool(int num_threads);
+  // num_threads >= 1. `oversubscribed`: the ranks of this host have more threads than CPUs.
+  explicit CpuThreadPool(int num_threads, bool oversubscribed = false);
   CpuThreadPool(const CpuThreadPool&) = delete;
   CpuThreadPool& operator=(const CpuThreadPool&) = delete;
   ~CpuThreadPool();
@@ -27,6 +28,10 @@ class CpuThreadPool {
 
   // Runs body(task) for each task of [0, num_tasks), dealt dynamically one by one.
   void ParallelFor(int64_t num_tasks, absl::FunctionRef<void(int64_t task)> body);
+
+  // Working memory of the op that runs now, at least `bytes` long, aligned to 128 bytes, with
+  // undefined contents. Lent until the op ends or asks again; only the caller's thread may ask.
+  std::byte* Scratch(size_t bytes);
 
  private:
   class Impl;

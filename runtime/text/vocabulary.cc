@@ -1,0 +1,52 @@
+#include "runtime/text/vocabulary.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace heddle {
+namespace {
+
+// Above any vocabulary in use; keeps a file from asking for gigabytes with one id.
+constexpr int32_t kMaxTokens = 1 << 24;
+
+}  // namespace
+
+absl::Status Vocabulary::Add(int32_t id, Token token) {
+  if (token.text.empty())
+    return absl::InvalidArgumentError(absl::StrCat("token ", id, " is empty"));
+  if (id < 0 || id >= kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("token \"", token.text, "\" has the id ", id,
+                                                   ", which is not in 0 to ", kMaxTokens - 1));
+  }
+  if (id >= size()) tokens_.resize(id + 1);
+  Token& place = tokens_[id];
+  if (!place.text.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens \"", place.text, "\" and \"", token.text, "\" share the id ", id));
+  }
+  const auto [other, is_new] = id_of_.try_emplace(token.text, id);
+  if (!is_new) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token \"", token.text, "\" has two ids, ", other->second, " and ", id));
+  }
+  place = std::move(token);
+  return absl::OkStatus();
+}
+
+Token* Vocabulary::Find(int32_t id) {
+  return id >= 0 && id < size() && !tokens_[id].text.empty() ? &tokens_[id] : nullptr;
+}
+
+const Token& Vocabulary::token(int32_t id) const {
+  static const Token* const kNone = new Token;
+  return id >= 0 && id < size() ? tokens_[id] : *kNone;
+}
+
+std::optional<int32_t> Vocabulary::IdOf(absl::string_view text) const {
+  const auto found = id_of_.find(text);
+  if (found == id_of_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace heddle

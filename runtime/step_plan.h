@@ -5,18 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "cache/page_table.h"
 #include "runtime/sampling/sampling_params.h"
 
 namespace heddle {
-
-// Where a page lives: a stripe of the KV grid and a slot of the pools of its ranks.
-struct PageLocation {
-  int32_t stripe = 0;
-  int32_t slot = 0;
-  bool operator==(const PageLocation&) const = default;
-};
 
 // A sequence takes a row of the persistent batch: admission, or resume after a preemption. Ranks
 // rebuild penalty counts and the random stream from this, so a resume continues as if nothing
@@ -32,16 +27,15 @@ struct SlotAdmission {
 // The page table of a batch slot grows, or loses leading pages that left the window.
 struct PageTableDelta {
   int32_t batch_slot = 0;
-  bool reset = false;             // start from an empty table (admission)
-  int32_t num_dropped_front = 0;  // pages released from the front
-  // Replaces the entry of one ordinal (counted in the table after the drop) when a shared page was
-  // copied; -1: none.
-  int32_t replaced_ordinal = -1;
-  PageLocation replacement;
+  bool reset = false;             // start from an empty table at page 0 (admission)
+  int32_t num_dropped_front = 0;  // pages released from the front; after a reset: never held
   std::vector<PageLocation> appended;
 };
 
-// Moves of page contents, run in order before the step's appends.
+// InvalidArgument if more pages are dropped than there are.
+absl::Status ApplyPageTableDelta(const PageTableDelta& delta, PageTable* table);
+
+// Moves of page contents, run before the step's appends. No page is both a source and a target.
 struct PageOp {
   enum class Kind : uint8_t { kCopy = 0 };
   Kind kind = Kind::kCopy;
@@ -58,8 +52,9 @@ struct PlanRow {
   bool sample = false;         // the run ends the known tokens: sample the next one
 };
 
-// Rows are decodes first, then prefill chunks. The epoch is the last one plus one; anything else
-// aborts the job, since a rank that refuses alone would hang the rest.
+// Applied in the order of the fields. Rows are decodes first, then prefill chunks. The epoch is the
+// last one plus one; anything else aborts the job, since a rank that refuses alone would hang the
+// rest.
 struct StepPlan {
   uint64_t epoch = 0;
   bool shutdown = false;                // the last plan: ranks return

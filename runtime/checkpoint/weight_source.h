@@ -10,16 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/dtype.h"
 #include "kernels/gemm/packed_weight.h"
-#if __has_include("parallel/shard_spec.h")
 #include "parallel/shard_spec.h"
-#else
-namespace heddle {
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-}  // namespace heddle
-#endif
 
 namespace heddle {
 

@@ -13,6 +13,9 @@
 
 namespace heddle {
 
+// More layers than any real model has, few enough to name every tensor of.
+inline constexpr int64_t kMaxLayers = 4096;
+
 // Invariants once parsed: every size is positive, total_query_heads is a multiple of
 // total_kv_heads, windows has num_layers entries, no product of two sizes overflows.
 struct ModelSpec {
@@ -45,6 +48,10 @@ struct ModelSpec {
 // Parses a Hugging Face config.json. Every problem is listed in one InvalidArgument error;
 // `file_name` is named in it.
 absl::StatusOr<ModelSpec> ParseModelConfig(absl::string_view json, absl::string_view file_name);
+
+// What is wrong with the numbers of a spec, one line each under the config.json's key; empty if
+// its invariants hold. Parsers of every format end with this.
+std::vector<std::string> FindSpecProblems(const ModelSpec& spec);
 
 // A weight the model cannot run without, under its Hugging Face name.
 struct ExpectedTensor {

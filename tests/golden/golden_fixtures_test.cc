@@ -12,7 +12,13 @@
 namespace heddle {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::Field;
+using ::testing::Ge;
 using ::testing::IsSupersetOf;
+using ::testing::Le;
 using ::testing::SizeIs;
 
 void ExpectConsistent(const GoldenModel& model) {
@@ -47,6 +53,52 @@ TEST(GoldenFixturesTest, ModelsAreConsistent) {
     const auto model = LoadGoldenModel(name);
     ASSERT_TRUE(model.ok()) << model.status();
     ExpectConsistent(*model);
+  }
+}
+
+TEST(GoldenFixturesTest, GgufFilesAreConsistent) {
+  EXPECT_THAT(
+      GoldenGgufNames(),
+      IsSupersetOf({"llama-bf16", "llama-f16", "llama-k-rope-freqs", "llama-q4_0", "llama-q4_1",
+                    "llama-q5_0", "llama-q5_1", "llama-q8_0", "qwen2-q4_1", "qwen2-q8_0"}));
+  for (const std::string& name : GoldenGgufNames()) {
+    const auto model = LoadGoldenGguf(name);
+    ASSERT_TRUE(model.ok()) << model.status();
+    ExpectConsistent(*model);
+  }
+}
+
+TEST(GoldenFixturesTest, SmolLm2IsConsistent) {
+  const auto golden = LoadGoldenSmolLm2();
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  EXPECT_TRUE(std::filesystem::exists(golden->perplexity.text_path));
+  EXPECT_GT(golden->perplexity.num_tokens, golden->perplexity.window);
+  EXPECT_GT(golden->perplexity.value, 1);
+  EXPECT_THAT(golden->texts, SizeIs(Ge(20)));
+  int num_clear = 0;
+  int num_steps = 0;
+  for (const GoldenText& text : golden->texts) {
+    SCOPED_TRACE(text.id);
+    EXPECT_FALSE(text.token_ids.empty());
+    EXPECT_THAT(text.greedy, SizeIs(64));
+    ASSERT_THAT(text.token_logprobs, SizeIs(text.token_ids.size() + text.greedy.size() - 1));
+    EXPECT_THAT(text.token_logprobs, Each(Le(0)));
+    for (const GoldenStep& step : text.greedy) {
+      num_clear += step.top2_gap >= 1e-3 ? 1 : 0;
+      ++num_steps;
+    }
+  }
+  EXPECT_GE(num_clear, 0.95 * num_steps);
+}
+
+TEST(GoldenFixturesTest, SmolLm2PromptsAreAmongTheTokenizersStrings) {
+  const auto golden = LoadGoldenSmolLm2();
+  const auto strings = LoadGoldenSmolLm2Strings();
+  ASSERT_TRUE(golden.ok() && strings.ok());
+  EXPECT_THAT(*strings, SizeIs(Ge(200)));
+  for (const GoldenText& text : golden->texts) {
+    EXPECT_THAT(*strings, Contains(AllOf(Field(&GoldenString::text, text.text),
+                                         Field(&GoldenString::token_ids, text.token_ids))));
   }
 }
 

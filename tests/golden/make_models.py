@@ -80,7 +80,7 @@ MODELS = {
             "head_dim": 8,
             "intermediate_size": 64,
         },
-        torch.float32,
+        torch.bfloat16,
     ),
     "hd": (
         GQA_A
@@ -299,15 +299,21 @@ def make_prompts(name: str, vocab_size: int, lengths: list) -> dict:
     return prompts
 
 
-def write_expectations(name: str, source: str, model, lengths: list, max_model_len: int) -> dict:
-    """Writes expect.json and logits.f32; returns figures for the log."""
-    directory = MODELS_DIR / name
+def write_expectations(
+    json_path: pathlib.Path,
+    logits_path: pathlib.Path,
+    model,
+    prompts_of: str,
+    lengths: list,
+    max_model_len: int,
+) -> dict:
+    """Writes what `model` says of the prompts named `prompts_of`; returns figures for the log."""
     vocab_size = model.config.vocab_size
     rows, prompts, gaps, noise = [], [], [], 0.0
-    exact = model.double()
-    prompt_ids = make_prompts(source, vocab_size, lengths)
+    exact = torch.nn.Module.double(model)  # the model's own refuses what came from GGUF
+    prompt_ids = make_prompts(prompts_of, vocab_size, lengths)
     exact_logits = {key: logits_of(exact, ids) for key, ids in prompt_ids.items()}
-    model = model.float()
+    model = torch.nn.Module.float(model)
     for key, token_ids in prompt_ids.items():
         logits = logits_of(model, token_ids)
         spread = float(logits.max() - logits.min())
@@ -339,8 +345,8 @@ def write_expectations(name: str, source: str, model, lengths: list, max_model_l
         "prompts": prompts,
     }
     lines = json.dumps(expectations, indent=1)
-    (directory / "expect.json").write_text(compact_number_lists(lines) + "\n")
-    (directory / "logits.f32").write_bytes(logits.numpy().astype("<f4").tobytes())
+    json_path.write_text(compact_number_lists(lines) + "\n")
+    logits_path.write_bytes(logits.numpy().astype("<f4").tobytes())
     return {"noise": noise, "min_gap": min(gaps), "spread": float(logits.max() - logits.min())}
 
 
@@ -375,9 +381,17 @@ def main() -> None:
         if name in MAX_MODEL_LEN:
             freeze_dynamic_rope(model, max_model_len)
         lengths = [1, 33, 210] if name.startswith("rope-") else [1, 2, 7, 16, 64]
-        figures = write_expectations(name, source, model, lengths, max_model_len)
+        directory = MODELS_DIR / name
+        figures = write_expectations(
+            directory / "expect.json",
+            directory / "logits.f32",
+            model,
+            source,
+            lengths,
+            max_model_len,
+        )
         figures["attention entropy"] = attention_entropy(model, list(range(1, 33)))
-        size = sum(f.stat().st_size for f in (MODELS_DIR / name).iterdir())
+        size = sum(f.stat().st_size for f in directory.iterdir())
         print(f"{name:16} {size // 1024:4} KiB", {k: f"{v:.2g}" for k, v in figures.items()})
 
 

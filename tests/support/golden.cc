@@ -30,13 +30,25 @@ absl::StatusOr<std::vector<float>> ReadFloats(const std::filesystem::path& path,
   return values;
 }
 
+absl::StatusOr<Json> ReadJson(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) return absl::NotFoundError(absl::StrCat("no expectations at ", path.string()));
+  return Json::parse(file);
+}
+
+std::vector<GoldenStep> ParseGreedy(const Json& json) {
+  std::vector<GoldenStep> steps;
+  const Json& ids = json.at("greedy_token_ids");
+  const Json& gaps = json.at("greedy_top2_gaps");
+  for (size_t i = 0; i < ids.size(); ++i) steps.push_back({ids.at(i), gaps.at(i)});
+  return steps;
+}
+
 GoldenPrompt ParsePrompt(const Json& json, const GoldenModel& model) {
   GoldenPrompt prompt;
   prompt.id = json.at("id");
   prompt.token_ids = json.at("token_ids").get<std::vector<int32_t>>();
-  const Json& ids = json.at("greedy_token_ids");
-  const Json& gaps = json.at("greedy_top2_gaps");
-  for (size_t i = 0; i < ids.size(); ++i) prompt.greedy.push_back({ids.at(i), gaps.at(i)});
+  prompt.greedy = ParseGreedy(json);
   const size_t first = json.at("logits_row").get<size_t>() * model.vocab_size;
   prompt.logits =
       std::span(model.logits).subspan(first, prompt.token_ids.size() * model.vocab_size);
@@ -46,9 +58,7 @@ GoldenPrompt ParsePrompt(const Json& json, const GoldenModel& model) {
 absl::StatusOr<GoldenModel> LoadExpectations(const std::filesystem::path& path,
                                              const std::filesystem::path& json_path,
                                              const std::filesystem::path& logits_path) {
-  std::ifstream file(json_path);
-  if (!file) return absl::NotFoundError(absl::StrCat("no expectations at ", json_path.string()));
-  const Json json = Json::parse(file);
+  ASSIGN_OR_RETURN(const Json json, ReadJson(json_path));
   GoldenModel model;
   model.path = path.string();
   model.vocab_size = json.at("vocab_size");
@@ -89,6 +99,34 @@ absl::StatusOr<GoldenModel> LoadGoldenGguf(absl::string_view name) {
 
 std::vector<std::string> GoldenModelNames() { return NamesIn("models", "/expect.json"); }
 std::vector<std::string> GoldenGgufNames() { return NamesIn("gguf", ".gguf"); }
+
+absl::StatusOr<GoldenSmolLm2> LoadGoldenSmolLm2() {
+  ASSIGN_OR_RETURN(const Json json, ReadJson(kGoldenDir / "smollm2.json"));
+  GoldenSmolLm2 golden;
+  const Json& perplexity = json.at("perplexity");
+  golden.perplexity.text_path =
+      (kGoldenDir / perplexity.at("text_file").get<std::string>()).string();
+  golden.perplexity.window = perplexity.at("window");
+  golden.perplexity.num_tokens = perplexity.at("num_tokens");
+  golden.perplexity.value = perplexity.at("value");
+  for (const Json& prompt : json.at("prompts")) {
+    golden.texts.push_back({.id = prompt.at("id"),
+                            .text = prompt.at("text"),
+                            .token_ids = prompt.at("token_ids"),
+                            .greedy = ParseGreedy(prompt),
+                            .token_logprobs = prompt.at("token_logprobs")});
+  }
+  return golden;
+}
+
+absl::StatusOr<std::vector<GoldenString>> LoadGoldenSmolLm2Strings() {
+  ASSIGN_OR_RETURN(const Json json, ReadJson(kGoldenDir / "smollm2_tokenizer.json"));
+  std::vector<GoldenString> strings;
+  for (const Json& row : json.at("strings")) {
+    strings.push_back({row.at("text"), row.at("ids"), row.at("decoded")});
+  }
+  return strings;
+}
 
 double LogitsDifference(std::span<const float> expected, std::span<const float> actual) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -46,6 +46,37 @@ absl::StatusOr<GoldenModel> LoadGoldenGguf(absl::string_view name);
 std::vector<std::string> GoldenModelNames();
 std::vector<std::string> GoldenGgufNames();
 
+// A text of tests/golden/smollm2.json: what the real model makes of it, weights de-quantised.
+struct GoldenText {
+  std::string id;
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<GoldenStep> greedy;
+  std::vector<float> token_logprobs;  // of token_ids and greedy but the first, given what precedes
+};
+
+// Perplexity of a text cut into windows of tokens, each scored from its second token on.
+struct GoldenPerplexity {
+  std::string text_path;
+  int64_t window = 0;  // tokens
+  int64_t num_tokens = 0;
+  double value = 0;
+};
+
+struct GoldenSmolLm2 {
+  GoldenPerplexity perplexity;
+  std::vector<GoldenText> texts;
+};
+absl::StatusOr<GoldenSmolLm2> LoadGoldenSmolLm2();
+
+// What Hugging Face's tokenizers say of a string; `decoded` shows added tokens.
+struct GoldenString {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::string decoded;
+};
+absl::StatusOr<std::vector<GoldenString>> LoadGoldenSmolLm2Strings();
+
 // Largest |actual - expected| over (largest - smallest expected): the share of the logits' range by
 // which two sets of logits differ. Infinity where sizes differ or a value is not finite.
 double LogitsDifference(std::span<const float> expected, std::span<const float> actual);

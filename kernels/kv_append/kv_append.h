@@ -23,7 +23,8 @@ struct KvAppendArgs {
 absl::Status ValidateKvAppend(const KvAppendArgs& args);
 using KvAppendFn = absl::Status (*)(const KvAppendArgs& args, Stream& stream);
 
-// Copies the first num_tokens tokens of a page, of one layer, to another slot (copy-on-write).
+// Copies whole pages of one layer to other slots (copy-on-write). No target may be among the
+// sources, nor twice among the targets.
 struct KvCopyPagesArgs {
   KvPlane k_plane;
   KvPlane v_plane;

@@ -30,6 +30,7 @@ class CpuStream : public Stream {
 
 struct CpuBackendOptions {
   int num_threads = 1;
+  bool oversubscribed = false;  // the ranks of this host have more threads than CPUs
   CpuStreamMode stream_mode = CpuStreamMode::kImmediate;
 };
 

@@ -1,0 +1,26 @@
+#include "kernels/kernel_table.h"
+
+namespace heddle {
+
+std::vector<std::string> MissingKernels(const KernelTable& table) {
+  std::vector<std::string> missing;
+  const auto check = [&](bool present, const char* name) {
+    if (!present) missing.emplace_back(name);
+  };
+  check(table.packed_weight_bytes != nullptr, "packed_weight_bytes");
+  check(table.pack_weight != nullptr, "pack_weight");
+  check(table.linear != nullptr, "linear");
+  check(table.embedding != nullptr, "embedding");
+  check(table.rms_norm != nullptr, "rms_norm");
+  check(table.rope != nullptr, "rope");
+  check(table.silu_mul != nullptr, "silu_mul");
+  check(table.add != nullptr, "add");
+  check(table.gather_rows != nullptr, "gather_rows");
+  check(table.kv_append != nullptr, "kv_append");
+  check(table.kv_copy_pages != nullptr, "kv_copy_pages");
+  check(table.gqa_attention != nullptr, "gqa_attention");
+  check(table.dense_attention != nullptr, "dense_attention");
+  return missing;
+}
+
+}  // namespace heddle

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cache/kv_layout.h"
 #include "kernels/base/dtype.h"
 #include "parallel/kv_grid.h"
 #include "parallel/shard_spec.h"
@@ -22,7 +22,7 @@ struct ShardLayoutOptions {
   std::optional<DType> weight_dtype;       // of plain weights; unset: as in the checkpoint
   DType kv_cache_dtype = DType::kFloat32;  // float32, bfloat16 or float16
   int64_t page_size = 16;
-  // Of one rank, for weights and at least one page. Unset: not checked.
+  // Of one rank, for its weights and one page. Unset: not checked.
   std::optional<int64_t> memory_bytes;
 };
 
@@ -31,11 +31,10 @@ struct RankLayout {
   KvGridRank heads;
   std::vector<Range> ffn_columns;  // [num_layers]
   Range vocabulary;                // rows of the embedding and of the head
-  // Weights in their stored type: matrices, and the vectors that every rank repeats. A tied table
-  // is counted once.
+  // In their stored type: matrices, and the vectors that every rank repeats. A tied table counts
+  // once.
   int64_t weight_bytes = 0;
-  // Of one token of a page that this rank stores, over all layers; 0 without KV heads.
-  int64_t kv_bytes_per_token = 0;
+  KvLayout kv;  // its pages' planes, in bytes; none without KV heads
 };
 
 // Immutable.
@@ -44,12 +43,15 @@ struct ShardLayout {
   std::vector<RankLayout> ranks;
 
   std::vector<Range> VocabularyShards() const;
-  int64_t max_weight_bytes() const;  // of the fullest rank
+  int64_t MaxWeightBytes() const;  // of the fullest rank
 };
 
 // Reads shapes and dtypes alone. InvalidArgument for what cannot run, ResourceExhausted for a share
 // above `memory_bytes`; the message lists every reason, with the counts that would work.
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options);
+
+// The type in which a tensor of the checkpoint is kept: block-quantised ones never change.
+DType StoredDType(DType in_checkpoint, std::optional<DType> requested);
 
 }  // namespace heddle

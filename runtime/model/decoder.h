@@ -4,18 +4,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "cache/page_pool.h"
 #include "kernels/base/backend.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/gemm/linear.h"
-#include "kernels/paged_kv_view.h"
 #include "parallel/communicator.h"
+#include "runtime/model/activation.h"
+#include "runtime/model/dense_ffn.h"
+#include "runtime/model/gqa_attention.h"
 #include "runtime/model/model_spec.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
@@ -23,29 +23,18 @@
 
 namespace heddle {
 
-// The planes of one layer in this rank's page pool.
-struct LayerCache {
-  KvPlane k;  // [slots, kv_heads, head_dim, page_size]
-  KvPlane v;  // [slots, kv_heads, page_size, head_dim]
-};
-
-// One per layer; the memory is the page pool's. Without one the decoder attends over the step's own
-// tokens, each sequence whole.
-struct DecoderCache {
-  int64_t page_size = 0;
-  std::vector<LayerCache> layers;  // [num_layers]
-};
-
 struct DecoderOptions {
   StepLimits limits;
   int64_t max_model_len = 0;                                      // positions of the rotary table
   ActivationPrecision precision = ActivationPrecision::kFloat32;  // for block-quantised weights
-  std::optional<DecoderCache> cache;
+  // Where keys and values are kept. Null: no cache; the decoder then attends over the step's own
+  // tokens, each sequence whole.
+  const PagePool* pool = nullptr;
   // Called on the worker thread after each layer has been enqueued: progress for the deadline.
   std::function<void()> on_layer;
-  // For tests and debugging: called with each named activation of each layer when it has been
-  // enqueued ("layers.0.attention", ...). Read it after a synchronisation, before the next op.
-  std::function<absl::Status(absl::string_view name, ConstMatrixView value)> tap;
+  // For tests and debugging: called with activations of each layer once they have been enqueued,
+  // e.g. "layers.0.attended". It may synchronise the stream to read them.
+  Tap tap;
 };
 
 // Ranks with empty shares of heads, columns or ids run the same code and join every AllReduce with
@@ -62,17 +51,41 @@ class Decoder {
                                                          const ModelWeights& weights,
                                                          DecoderOptions options, Backend& backend,
                                                          Communicator& communicator);
-  virtual ~Decoder() = default;
 
   // Enqueues a step up to the last layer's hidden states, kept until the next Forward. Collective.
-  virtual absl::Status Forward(const StepInputs& inputs, const StepShape& shape,
-                               Stream& stream) = 0;
+  absl::Status Forward(const StepInputs& inputs, const StepShape& shape, Stream& stream);
 
   // Enqueues final norm and head for `num_rows` (at most max_logit_rows) tokens of the last
   // Forward, named by `rows` [num_rows] on the device, so that the logits of a long prompt can be
   // had in pieces. The view [num_rows, local vocabulary] float32 is overwritten by the next call.
-  virtual absl::StatusOr<ConstMatrixView> Logits(const int32_t* rows, int64_t num_rows,
-                                                 Stream& stream) = 0;
+  absl::StatusOr<ConstMatrixView> Logits(const int32_t* rows, int64_t num_rows, Stream& stream);
+
+ private:
+  Decoder(const ModelSpec& spec, const RankLayout& layout, const ModelWeights& weights,
+          DecoderOptions options, GqaAttentionBlock attention, DenseFfnBlock ffn, Backend& backend,
+          Communicator& communicator);
+
+  // Fills what is not yet summed over the ranks; then all ranks hold the same bits.
+  absl::Status SumOverRanks(MatrixView partial, Stream& stream);
+  absl::Status Norm(ConstMatrixView x, const float* weight, MatrixView out, Stream& stream);
+  absl::Status RunLayer(int64_t layer, const StepInputs& inputs, const StepShape& shape,
+                        Stream& stream);
+
+  const ModelSpec& spec_;
+  const RankLayout& layout_;
+  const ModelWeights& weights_;
+  const DecoderOptions options_;
+  const KernelTable& kernels_;
+  Communicator& communicator_;
+  GqaAttentionBlock attention_;
+  DenseFfnBlock ffn_;
+
+  int64_t num_tokens_ = 0;  // of the last Forward
+  Activation hidden_;       // [tokens, hidden], the residual stream
+  Activation normed_;       // [tokens, hidden]
+  Activation partial_;      // [tokens, hidden], a block's output
+  Activation last_hidden_;  // [logit rows, hidden]
+  Activation logits_;       // [logit rows, local vocabulary]
 };
 
 }  // namespace heddle

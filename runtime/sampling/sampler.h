@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,8 +14,10 @@
 #include "kernels/base/tensor_view.h"
 #include "parallel/communicator.h"
 #include "parallel/shard_spec.h"
+#include "runtime/sampling/logit_exchange.h"
+#include "runtime/sampling/row_facts.h"
+#include "runtime/sampling/sampled_token.h"
 #include "runtime/sampling/sequence_state.h"
-#include "runtime/sampling/token_logprob.h"
 
 namespace heddle {
 
@@ -24,16 +27,6 @@ struct SamplerOptions {
   std::vector<Range> vocab_shards;  // [ranks] ids of each, ascending; empty ones are legal
   int64_t num_sampled_ids = 0;      // ids from here on pad the table: never sampled. 0: none do
   std::vector<int32_t> eos_token_ids;
-};
-
-// The outcome for one row; equal on every rank.
-struct SampledToken {
-  absl::Status status;  // why this row has no token; batch mates are not affected
-  int32_t token_id = -1;
-  // If the row's parameters ask for log-probabilities: the token's, and those of the most likely
-  // tokens (ties: lowest id first).
-  float logprob = 0.0f;
-  std::vector<TokenLogprob> top_logprobs;
 };
 
 // Order: penalties, min-tokens mask, temperature, min-p, top-k, top-p on the renormalised rest.
@@ -50,13 +43,31 @@ class Sampler {
   // `backend` and `communicator` outlive the sampler.
   static absl::StatusOr<std::unique_ptr<Sampler>> Create(SamplerOptions options, Backend& backend,
                                                          Communicator& communicator);
-  virtual ~Sampler() = default;
 
   // `logits` [rows, local vocabulary] may still be in the making on `stream`, which is
   // synchronised. Row i belongs to `sequences[i]`. Collective: every rank passes the same
   // sequences. An error is one of the device or of a peer, not of a row.
-  virtual absl::StatusOr<std::vector<SampledToken>> Sample(
-      ConstMatrixView logits, std::span<const SequenceState* const> sequences, Stream& stream) = 0;
+  absl::StatusOr<std::vector<SampledToken>> Sample(ConstMatrixView logits,
+                                                   std::span<const SequenceState* const> sequences,
+                                                   Stream& stream);
+
+ private:
+  Sampler(LogitExchange exchange, RowContext context);
+
+  int num_ranks() const { return exchange_.num_ranks(); }
+  // Whether a row can be decided from what each rank tells of its slice, at least as a rule.
+  bool RecordsMaySuffice(const RowNeeds& needs) const;
+  // [row * ranks + rank] of all ranks' records on the rows, which are empty for rows without needs.
+  // Valid until the next gathering.
+  absl::StatusOr<std::vector<const std::byte*>> GatherRecords(
+      ConstMatrixView logits, std::span<const SequenceState* const> sequences,
+      std::span<const std::optional<RowNeeds>> needs, Stream& stream);
+  SampledToken ChooseFromWholeRow(std::span<const float> logits,
+                                  const SequenceState& sequence) const;
+
+  LogitExchange exchange_;
+  const RowContext context_;
+  const bool blocks_are_whole_;
 };
 
 }  // namespace heddle

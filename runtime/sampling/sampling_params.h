@@ -23,12 +23,12 @@ struct SamplingParams {
   double presence_penalty = 0.0;    // over output only
   double frequency_penalty = 0.0;   // over output only
   // Unset: derived from the engine's seed and the order of submission.
-  std::optional<uint64_t> seed;
+  std::optional<uint64_t> seed = std::nullopt;
   int64_t n = 1;          // sequences to sample from one prompt
   int64_t logprobs = -1;  // -1: none; k: the chosen token's and the k most likely ones'
   bool ignore_eos = false;
-  std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;
+  std::vector<std::string> stop = {};
+  std::vector<int32_t> stop_token_ids = {};
   bool skip_special_tokens = true;
   // The log-probability of each prompt token but the first. The prompt is then computed whole,
   // without reusing cached pages. With max_tokens 0 this scores a text and samples nothing.

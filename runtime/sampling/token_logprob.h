@@ -1,6 +1,7 @@
 // The log-probability of a token, as users see it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace heddle {
@@ -13,5 +14,9 @@ struct TokenLogprob {
   // Natural, of the model's raw distribution: before penalties, temperature and filters.
   float logprob = 0.0f;
 };
+
+inline float ReportedLogprob(float raw_logit, double log_sum_exp) {
+  return std::max(static_cast<float>(raw_logit - log_sum_exp), kLogprobFloor);
+}
 
 }  // namespace heddle

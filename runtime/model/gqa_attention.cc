@@ -1,0 +1,144 @@
+#include "runtime/model/gqa_attention.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/kernel_table.h"
+
+namespace heddle {
+
+GqaAttentionBlock::GqaAttentionBlock(const ModelSpec& spec, const RankLayout& layout,
+                                     const PagePool* pool, ActivationPrecision precision,
+                                     Backend& backend)
+    : spec_(spec),
+      kernels_(backend.kernels()),
+      pool_(pool),
+      precision_(precision),
+      query_heads_(layout.heads.query_heads.size()),
+      kv_heads_(layout.heads.kv_heads.size()) {}
+
+absl::StatusOr<GqaAttentionBlock> GqaAttentionBlock::Create(
+    const ModelSpec& spec, const RankLayout& layout, const StepLimits& limits,
+    int64_t max_model_len, const PagePool* pool, ActivationPrecision precision, Backend& backend) {
+  GqaAttentionBlock block(spec, layout, pool, precision, backend);
+  block.max_model_len_ = max_model_len;
+  const std::vector<float> table = CosSinTable(spec.rope, max_model_len);
+  const size_t bytes = table.size() * sizeof(float);
+  ASSIGN_OR_RETURN(block.cos_sin_, backend.Allocate(bytes));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend.CreateStream());
+  RETURN_IF_ERROR(backend.CopyAsync(block.cos_sin_.data(), table.data(), bytes, *stream));
+  RETURN_IF_ERROR(stream->Synchronize());
+
+  const auto activation = [&](int64_t heads) {
+    return Activation::Create(limits.max_tokens, heads * spec.head_dim, backend);
+  };
+  ASSIGN_OR_RETURN(block.q_, activation(block.query_heads_));
+  ASSIGN_OR_RETURN(block.k_, activation(block.kv_heads_));
+  ASSIGN_OR_RETURN(block.v_, activation(block.kv_heads_));
+  ASSIGN_OR_RETURN(block.attended_, activation(block.query_heads_));
+  return block;
+}
+
+absl::Status GqaAttentionBlock::Forward(int64_t layer, const LayerWeights& weights,
+                                        ConstMatrixView x, const StepInputs& inputs,
+                                        const StepShape& shape, MatrixView out, const Tap& tap,
+                                        Stream& stream) {
+  const int64_t tokens = shape.num_tokens;
+  const MatrixView q = q_.Rows(tokens);
+  const MatrixView k = k_.Rows(tokens);
+  const MatrixView v = v_.Rows(tokens);
+  if (query_heads_ > 0) {
+    RETURN_IF_ERROR(Project(x, weights.q, q, precision_, kernels_, stream));
+    RETURN_IF_ERROR(Project(x, weights.k, k, precision_, kernels_, stream));
+    RETURN_IF_ERROR(Project(x, weights.v, v, precision_, kernels_, stream));
+    RETURN_IF_ERROR(NormHeads(weights.q_norm, q, query_heads_, stream));
+    RETURN_IF_ERROR(NormHeads(weights.k_norm, k, kv_heads_, stream));
+    RETURN_IF_ERROR(Rotate(q, query_heads_, inputs, stream));
+    RETURN_IF_ERROR(Rotate(k, kv_heads_, inputs, stream));
+    RETURN_IF_ERROR(Attend(layer, inputs, shape, stream));
+    if (tap) {
+      RETURN_IF_ERROR(tap(absl::StrCat("layers.", layer, ".queries"), q));
+      RETURN_IF_ERROR(tap(absl::StrCat("layers.", layer, ".keys"), k));
+      RETURN_IF_ERROR(tap(absl::StrCat("layers.", layer, ".attended"), attended_.Rows(tokens)));
+    }
+  }
+  return Project(attended_.Rows(tokens), weights.o, out, precision_, kernels_, stream);
+}
+
+absl::Status GqaAttentionBlock::Attend(int64_t layer, const StepInputs& inputs,
+                                       const StepShape& shape, Stream& stream) {
+  const int64_t tokens = shape.num_tokens;
+  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec_.head_dim)));
+  if (pool_ == nullptr) {
+    return kernels_.dense_attention({.q = q_.Rows(tokens),
+                                     .k = k_.Rows(tokens),
+                                     .v = v_.Rows(tokens),
+                                     .num_query_heads = query_heads_,
+                                     .num_kv_heads = kv_heads_,
+                                     .head_dim = spec_.head_dim,
+                                     .num_sequences = shape.num_sequences,
+                                     .query_starts = inputs.query_starts.device(),
+                                     .scale = scale,
+                                     .window = spec_.windows[layer],
+                                     .out = attended_.Rows(tokens)},
+                                    stream);
+  }
+  const KvPlane k_plane = pool_->Plane(layer, KvPlaneKind::kKey);
+  const KvPlane v_plane = pool_->Plane(layer, KvPlaneKind::kValue);
+  const int64_t page_size = pool_->layout().page_size();
+  RETURN_IF_ERROR(kernels_.kv_append({.k = k_.Rows(tokens),
+                                      .v = v_.Rows(tokens),
+                                      .k_plane = k_plane,
+                                      .v_plane = v_plane,
+                                      .num_kv_heads = kv_heads_,
+                                      .head_dim = spec_.head_dim,
+                                      .page_size = page_size,
+                                      .slots = inputs.append_slots.device(),
+                                      .page_offsets = inputs.append_offsets.device()},
+                                     stream));
+  return kernels_.gqa_attention({.q = q_.Rows(tokens),
+                                 .kv = {.k = k_plane,
+                                        .v = v_plane,
+                                        .num_kv_heads = kv_heads_,
+                                        .head_dim = spec_.head_dim,
+                                        .page_size = page_size,
+                                        .page_starts = inputs.page_starts.device(),
+                                        .pages = inputs.pages.device()},
+                                 .num_query_heads = query_heads_,
+                                 .num_sequences = shape.num_sequences,
+                                 .query_starts = inputs.query_starts.device(),
+                                 .positions = inputs.positions.device(),
+                                 .scale = scale,
+                                 .window = spec_.windows[layer],
+                                 .out = attended_.Rows(tokens)},
+                                stream);
+}
+
+absl::Status GqaAttentionBlock::NormHeads(const float* weight, MatrixView x, int64_t num_heads,
+                                          Stream& stream) {
+  if (weight == nullptr) return absl::OkStatus();
+  const MatrixView heads =
+      FloatMatrix(static_cast<float*>(x.data), x.rows * num_heads, spec_.head_dim);
+  return kernels_.rms_norm({.x = heads,
+                            .weight = weight,
+                            .epsilon = static_cast<float>(spec_.rms_norm_epsilon),
+                            .out = heads},
+                           stream);
+}
+
+absl::Status GqaAttentionBlock::Rotate(MatrixView x, int64_t num_heads, const StepInputs& inputs,
+                                       Stream& stream) {
+  return kernels_.rope({.x = x,
+                        .num_heads = num_heads,
+                        .head_dim = spec_.head_dim,
+                        .rotary_dim = spec_.rope.rotary_dim,
+                        .interleaved = spec_.rope.interleaved,
+                        .cos_sin = cos_sin_.as<const float>(),
+                        .num_positions = max_model_len_,
+                        .positions = inputs.positions.device()},
+                       stream);
+}
+
+}  // namespace heddle

@@ -1,0 +1,53 @@
+#include "runtime/model/step_inputs.h"
+
+#include "kernels/base/logging.h"
+#include "kernels/base/status_macros.h"
+
+namespace heddle {
+
+template <typename T>
+absl::StatusOr<StepArray<T>> StepArray<T>::Create(int64_t size, Backend& backend) {
+  const size_t bytes = static_cast<size_t>(size) * sizeof(T);
+  StepArray array;
+  ASSIGN_OR_RETURN(array.host_, backend.AllocatePinned(bytes));
+  ASSIGN_OR_RETURN(array.device_, backend.Allocate(bytes));
+  return array;
+}
+
+template <typename T>
+absl::Status StepArray<T>::Upload(int64_t count, Backend& backend, Stream& stream) const {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+  CHECK(count >= 0 && bytes <= host_.bytes()) << count;
+  if (count == 0) return absl::OkStatus();
+  return backend.CopyAsync(device_.data(), host_.data(), bytes, stream);
+}
+
+template class StepArray<int32_t>;
+template class StepArray<PageSpan>;
+
+absl::StatusOr<StepInputs> StepInputs::Create(const StepLimits& limits, Backend& backend) {
+  const auto ints = [&backend](int64_t size) { return StepArray<int32_t>::Create(size, backend); };
+  StepInputs inputs;
+  ASSIGN_OR_RETURN(inputs.token_ids, ints(limits.max_tokens));
+  ASSIGN_OR_RETURN(inputs.positions, ints(limits.max_tokens));
+  ASSIGN_OR_RETURN(inputs.query_starts, ints(limits.max_sequences + 1));
+  ASSIGN_OR_RETURN(inputs.page_starts, ints(limits.max_sequences + 1));
+  ASSIGN_OR_RETURN(inputs.pages, StepArray<PageSpan>::Create(limits.max_pages, backend));
+  ASSIGN_OR_RETURN(inputs.append_slots, ints(limits.max_tokens));
+  ASSIGN_OR_RETURN(inputs.append_offsets, ints(limits.max_tokens));
+  ASSIGN_OR_RETURN(inputs.logit_rows, ints(limits.max_logit_rows));
+  return inputs;
+}
+
+absl::Status StepInputs::Upload(const StepShape& shape, Backend& backend, Stream& stream) const {
+  RETURN_IF_ERROR(token_ids.Upload(shape.num_tokens, backend, stream));
+  RETURN_IF_ERROR(positions.Upload(shape.num_tokens, backend, stream));
+  RETURN_IF_ERROR(query_starts.Upload(shape.num_sequences + 1, backend, stream));
+  RETURN_IF_ERROR(page_starts.Upload(shape.num_sequences + 1, backend, stream));
+  RETURN_IF_ERROR(pages.Upload(shape.num_pages, backend, stream));
+  RETURN_IF_ERROR(append_slots.Upload(shape.num_tokens, backend, stream));
+  RETURN_IF_ERROR(append_offsets.Upload(shape.num_tokens, backend, stream));
+  return logit_rows.Upload(shape.num_logit_rows, backend, stream);
+}
+
+}  // namespace heddle

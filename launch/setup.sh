@@ -6,7 +6,8 @@
 # The libraries are those of configs/cmake/HeddleDependencies.cmake, in its order.
 packages_to_build=(g++ cmake ninja-build pkg-config openmpi-bin python3 python3-pip ca-certificates
                    libabsl-dev nlohmann-json3-dev libopenmpi-dev libcli11-dev libyaml-cpp-dev
-                   libsimdjson-dev libhwy-dev libpcre2-dev libsentencepiece-dev libxxhash-dev)
+                   libsimdjson-dev libhwy-dev libpcre2-dev libsentencepiece-dev libxxhash-dev
+                   libutf8proc-dev)
 packages_to_test=(libgtest-dev libgmock-dev liblzma-dev libbenchmark-dev libopenblas-openmp-dev)
 packages_for_ci=(git clang-14 libclang-rt-14-dev clang-format-14)
 

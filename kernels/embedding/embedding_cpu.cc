@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/gemm/unpack.h"
@@ -14,10 +13,6 @@ namespace heddle {
 
 absl::Status EmbeddingCpu(const EmbeddingArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateEmbedding(args));
-  if (args.out.dtype != DType::kFloat32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("embedding: activations are float32 here, not ", DTypeName(args.out.dtype)));
-  }
   RETURN_IF_ERROR(
       PackedLayout::Create(args.table.dtype, args.table.n, args.table.k, args.table.k_offset)
           .status());

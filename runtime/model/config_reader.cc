@@ -1,9 +1,7 @@
 #include "runtime/model/config_reader.h"
 
 #include <limits>
-#include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 namespace heddle {
@@ -38,8 +36,7 @@ const json* ConfigReader::Find(absl::string_view key) const {
 }
 
 void ConfigReader::AddProblem(absl::string_view key, absl::string_view text) const {
-  std::string problem = absl::StrCat(path_, key, ": ", text);
-  if (!absl::c_linear_search(problems_, problem)) problems_.push_back(std::move(problem));
+  problems_.push_back(absl::StrCat(path_, key, ": ", text));
 }
 
 void ConfigReader::AddTypeProblem(absl::string_view key, absl::string_view expected,

@@ -19,11 +19,12 @@ namespace heddle {
 struct ShardLayoutOptions {
   int num_ranks = 1;
   int num_stripes = 1;
-  std::optional<DType> weight_dtype;       // of plain weights; unset: as in the checkpoint
+  // Of plain weights. Unset: as in the checkpoint.
+  std::optional<DType> weight_dtype = std::nullopt;
   DType kv_cache_dtype = DType::kFloat32;  // float32, bfloat16 or float16
   int64_t page_size = 16;
   // Of one rank, for its weights and one page. Unset: not checked.
-  std::optional<int64_t> memory_bytes;
+  std::optional<int64_t> memory_bytes = std::nullopt;
 };
 
 // What one rank holds. All ranges are global indexes and may be empty.

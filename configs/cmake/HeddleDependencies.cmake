@@ -1,5 +1,5 @@
 # Every library Heddle links, all of them packages of Debian bookworm (README
-# names each with its reason).
+# names each with its reason; launch/setup.sh installs them).
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 find_package(nlohmann_json REQUIRED)

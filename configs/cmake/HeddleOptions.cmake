@@ -2,6 +2,7 @@
 option(HEDDLE_TESTS "Build the tests" ON)
 option(HEDDLE_BENCHMARKS "Build the Google Benchmark programs of tests/bench" ON)
 option(HEDDLE_FUZZERS "Build the libFuzzer programs (needs clang)" OFF)
+option(HEDDLE_ONE_SIMD_TARGET "Compile kernels for AVX2 alone, not for each instruction set" OFF)
 set(HEDDLE_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -23,6 +24,11 @@ add_compile_options(-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-unused-parame
 # A product and a sum that one translation unit fuses and another does not would
 # break the promise of equal bits; kernels ask for fused multiply-add by name.
 add_compile_options(-ffp-contract=off)
+
+if(HEDDLE_ONE_SIMD_TARGET)
+  add_compile_options(-march=haswell -maes)
+  add_compile_definitions(HWY_COMPILE_ONLY_STATIC)
+endif()
 
 if(HEDDLE_SANITIZE)
   add_compile_options(-fsanitize=${HEDDLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)

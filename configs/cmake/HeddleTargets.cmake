@@ -19,12 +19,18 @@ endfunction()
 # heddle_test(NAME SRCS a_test.cc ... DEPS target ... LABELS unit [DISCOVER] [TIMEOUT s])
 # A GoogleTest program. By default one ctest case a program; with DISCOVER one a
 # TEST. Labels: unit, parsers, parallel, cache, schedule, world (threads as
-# ranks), mpirun, nightly.
+# ranks), mpirun, nightly. The target tests_LABEL builds all programs of a label.
 function(heddle_test name)
   cmake_parse_arguments(ARG "DISCOVER" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE HEDDLE_TESTS_DIR="${PROJECT_SOURCE_DIR}/tests")
+  foreach(label IN LISTS ARG_LABELS)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${name})
+  endforeach()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -37,12 +43,17 @@ function(heddle_test name)
   endif()
 endfunction()
 
-# heddle_fuzzer(NAME SRCS a_fuzzer.cc DEPS target ...): a libFuzzer program.
+# heddle_fuzzer(NAME SRCS a_fuzzer.cc DEPS target ...): a libFuzzer program, NAME ending in
+# _fuzzer; its corpus is tests/fuzz/corpus/NAME without that. The target fuzzers builds them all.
 function(heddle_fuzzer name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
   if(HEDDLE_FUZZERS)
     add_executable(${name} ${ARG_SRCS})
     target_link_libraries(${name} PRIVATE ${ARG_DEPS})
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    if(NOT TARGET fuzzers)
+      add_custom_target(fuzzers)
+    endif()
+    add_dependencies(fuzzers ${name})
   endif()
 endfunction()

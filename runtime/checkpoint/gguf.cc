@@ -65,6 +65,12 @@ int64_t ScalarBytes(GgufType type) {
   return 0;
 }
 
+bool IsFloat(GgufType type) { return type == GgufType::kFloat32 || type == GgufType::kFloat64; }
+
+bool IsInteger(GgufType type) {
+  return ScalarBytes(type) > 0 && !IsFloat(type) && type != GgufType::kBool;
+}
+
 absl::string_view ScalarName(GgufType type) {
   constexpr absl::string_view kNames[] = {"uint8",  "int8",    "uint16", "int16",  "uint32",
                                           "int32",  "float32", "bool",   "string", "array",
@@ -83,7 +89,8 @@ T Load(const char* bytes) {
   return value;
 }
 
-// Calls `visit` with the number at `bytes` in its own C++ type; not at all if `type` is not numeric.
+// Calls `visit` with the number at `bytes` in its own C++ type; not at all if `type` is not
+// numeric.
 template <typename Visitor>
 void VisitNumber(GgufType type, const char* bytes, Visitor visit) {
   switch (type) {
@@ -366,8 +373,9 @@ std::optional<absl::string_view> GgufValue::String() const {
 }
 
 std::optional<std::vector<int64_t>> GgufValue::Integers() const {
-  if (!is_array_) return std::nullopt;
+  if (!is_array_ || !IsInteger(element_type_)) return std::nullopt;
   std::vector<int64_t> integers;
+  integers.reserve(count_);
   for (uint64_t i = 0; i < count_; ++i) {
     const auto integer = LoadInteger(element_type_, bytes_.data() + i * ScalarBytes(element_type_));
     if (!integer) return std::nullopt;
@@ -377,9 +385,7 @@ std::optional<std::vector<int64_t>> GgufValue::Integers() const {
 }
 
 std::optional<std::vector<float>> GgufValue::Floats() const {
-  if (!is_array_ || (element_type_ != GgufType::kFloat32 && element_type_ != GgufType::kFloat64)) {
-    return std::nullopt;
-  }
+  if (!is_array_ || !IsFloat(element_type_)) return std::nullopt;
   std::vector<float> floats;
   floats.reserve(count_);
   for (uint64_t i = 0; i < count_; ++i) {

@@ -1,7 +1,9 @@
 #include "runtime/model/config_reader.h"
 
 #include <limits>
+#include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 namespace heddle {
@@ -36,7 +38,8 @@ const json* ConfigReader::Find(absl::string_view key) const {
 }
 
 void ConfigReader::AddProblem(absl::string_view key, absl::string_view text) const {
-  problems_.push_back(absl::StrCat(path_, key, ": ", text));
+  std::string problem = absl::StrCat(path_, key, ": ", text);
+  if (!absl::c_linear_search(problems_, problem)) problems_.push_back(std::move(problem));
 }
 
 void ConfigReader::AddTypeProblem(absl::string_view key, absl::string_view expected,

@@ -37,6 +37,7 @@ class ConfigReader {
   // 0 and a problem if absent.
   int64_t RequiredInteger(absl::string_view key) const;
 
+  // Once, however often the field is read.
   void AddProblem(absl::string_view key, absl::string_view text) const;
 
  private:

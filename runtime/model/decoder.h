@@ -31,10 +31,10 @@ struct DecoderOptions {
   // tokens, each sequence whole.
   const PagePool* pool = nullptr;
   // Called on the worker thread after each layer has been enqueued: progress for the deadline.
-  std::function<void()> on_layer;
+  std::function<void()> on_layer = nullptr;
   // For tests and debugging: called with activations of each layer once they have been enqueued,
   // e.g. "layers.0.attended". It may synchronise the stream to read them.
-  Tap tap;
+  Tap tap = nullptr;
 };
 
 // Ranks with empty shares of heads, columns or ids run the same code and join every AllReduce with

@@ -141,21 +141,29 @@ RopeSpec ReadRope(const ConfigReader& config, const ModelSpec& spec,
   return rope;
 }
 
+// Tokens that a windowed layer sees; 0 if the config says null.
+int64_t SlidingWindow(const ConfigReader& config) {
+  return config.HasKey("sliding_window") ? config.Integer("sliding_window").value_or(0)
+                                         : kDefaultSlidingWindow;
+}
+
+bool IsWindowedQwen(const ConfigReader& config, const ModelSpec& spec) {
+  return absl::StartsWith(spec.model_type, "qwen") &&
+         config.Bool("use_sliding_window").value_or(false);
+}
+
 // Tokens seen by each layer as the family's rule has it, before layer_types.
 std::vector<int64_t> WindowsByRule(const ConfigReader& config, const ModelSpec& spec) {
   const int64_t num_layers = std::clamp<int64_t>(spec.num_layers, 0, kMaxLayers);
   std::vector<int64_t> windows(num_layers, 0);
   int64_t first_windowed_layer = num_layers;
-  int64_t window = config.Integer("sliding_window").value_or(0);
-  if (!config.HasKey("sliding_window")) window = kDefaultSlidingWindow;
   if (spec.model_type == "mistral") {
     first_windowed_layer = 0;
-  } else if (absl::StartsWith(spec.model_type, "qwen") &&
-             config.Bool("use_sliding_window").value_or(false)) {
+  } else if (IsWindowedQwen(config, spec)) {
     first_windowed_layer = config.Integer("max_window_layers").value_or(kDefaultMaxWindowLayers);
   }
   for (int64_t layer = std::max<int64_t>(first_windowed_layer, 0); layer < num_layers; ++layer) {
-    windows[layer] = window;
+    windows[layer] = SlidingWindow(config);
   }
   return windows;
 }
@@ -169,10 +177,6 @@ std::vector<int64_t> ReadWindows(const ConfigReader& config, const ModelSpec& sp
                       absl::StrCat("lists ", layer_types.size(), " layers of ", spec.num_layers));
     return windows;
   }
-  // Qwen's list says where the window is; the others' rules leave it nothing to say.
-  const bool listed = absl::StartsWith(spec.model_type, "qwen") &&
-                      config.Bool("use_sliding_window").value_or(false);
-  const int64_t window = config.Integer("sliding_window").value_or(kDefaultSlidingWindow);
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     const std::string& type = layer_types[layer];
     const bool sliding = type == "sliding_attention";
@@ -182,9 +186,9 @@ std::vector<int64_t> ReadWindows(const ConfigReader& config, const ModelSpec& sp
                                      "\"; supported are full_attention and sliding_attention"));
       return windows;
     }
-    if (listed) {
-      windows[layer] = sliding ? window : 0;
-    } else if (sliding != (windows[layer] > 0)) {
+    // Qwen's list decides where the window is; the other families' rules leave it nothing to say.
+    if (IsWindowedQwen(config, spec)) windows[layer] = sliding ? SlidingWindow(config) : 0;
+    if (sliding != (windows[layer] != 0)) {
       config.AddProblem("layer_types", absl::StrCat("layer ", layer, " is \"", type,
                                                     "\", which the other keys contradict"));
       return windows;

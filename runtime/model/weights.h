@@ -50,9 +50,9 @@ struct ModelWeights {
 };
 
 struct WeightLoadOptions {
-  std::optional<DType> dtype;  // of plain matrices; unset: as in the checkpoint
+  std::optional<DType> dtype = std::nullopt;  // of plain matrices; unset: as in the checkpoint
   // Called after each tensor of this rank.
-  std::function<void(absl::string_view tensor)> on_progress;
+  std::function<void(absl::string_view tensor)> on_progress = nullptr;
 };
 
 // Reads this rank's slices tensor by tensor: the source's memory never holds more than one of them.

@@ -47,20 +47,22 @@ std::string StreamDecoder::WithoutLeadingSpace(const Token& token) {
   absl::string_view bytes = token.bytes;
   switch (tokenizer_->vocabulary().decode_rule.leading_space) {
     case LeadingSpace::kKeep:
-      at_start_ = false;
       break;
-    case LeadingSpace::kDropOne:
+    case LeadingSpace::kDropOneSpace:
       absl::ConsumePrefix(&bytes, " ");
-      at_start_ = token.bytes.empty();
       break;
-    case LeadingSpace::kDropOneOfEachMarked:
-      if (absl::StartsWith(token.text, kSpaceMarker)) absl::ConsumePrefix(&bytes, " ");
+    case LeadingSpace::kDropOneMarker:
+      if (absl::StartsWith(token.text, kSpaceMarker)) bytes.remove_prefix(1);
+      break;
+    case LeadingSpace::kDropOneMarkerEach:
+      if (absl::StartsWith(token.text, kSpaceMarker)) bytes.remove_prefix(1);
       at_start_ = bytes.empty();
-      break;
-    case LeadingSpace::kDropMarkersOfFirst:
+      return std::string(bytes);
+    case LeadingSpace::kDropFirstMarkers:
       at_start_ = false;
       return absl::StrReplaceAll(token.text, {{kSpaceMarker, ""}});
   }
+  at_start_ = token.bytes.empty();
   return std::string(bytes);
 }
 

@@ -1,7 +1,5 @@
 #include "runtime/text/utf8.h"
 
-#include <cstdint>
-
 #include "absl/strings/str_cat.h"
 
 namespace heddle {
@@ -21,6 +19,14 @@ Utf8Unit FirstUtf8Unit(absl::string_view text) {
     if (!fits) return {Utf8Kind::kInvalid, i};
   }
   return {Utf8Kind::kWhole, size};
+}
+
+uint32_t CodePoint(absl::string_view unit) {
+  const auto lead = static_cast<uint8_t>(unit[0]);
+  // The lead byte of n > 1 bytes carries 7 - n bits, each other byte six.
+  uint32_t code_point = unit.size() == 1 ? lead : lead & (0x7F >> unit.size());
+  for (const char c : unit.substr(1)) code_point = code_point << 6 | (c & 0x3F);
+  return code_point;
 }
 
 std::string ToValidUtf8(absl::string_view text) {

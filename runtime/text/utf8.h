@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -23,6 +24,9 @@ struct Utf8Unit {
 
 // What stands at the start of `text`, which must not be empty.
 Utf8Unit FirstUtf8Unit(absl::string_view text);
+
+// The code point that a whole unit encodes.
+uint32_t CodePoint(absl::string_view unit);
 
 // `text` with each ill-formed unit replaced by one U+FFFD.
 std::string ToValidUtf8(absl::string_view text);

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace heddle {
@@ -11,6 +14,13 @@ namespace {
 constexpr int32_t kMaxTokens = 1 << 24;
 
 }  // namespace
+
+std::optional<uint8_t> ByteOfToken(absl::string_view text) {
+  if (text.size() != 6 || !absl::StartsWith(text, "<0x") || text[5] != '>') return std::nullopt;
+  const std::string byte = absl::HexStringToBytes(text.substr(3, 2));
+  if (!absl::ascii_isxdigit(text[3]) || !absl::ascii_isxdigit(text[4])) return std::nullopt;
+  return static_cast<uint8_t>(byte[0]);
+}
 
 absl::Status Vocabulary::Add(int32_t id, Token token) {
   if (token.text.empty())

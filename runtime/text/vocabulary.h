@@ -13,17 +13,18 @@
 namespace heddle {
 
 struct Token {
-  std::string text;      // As the vocabulary spells it: "Ġthe", "▁the", "<0x0A>", "<s>".
-  std::string bytes;     // What it adds to the output: " the", "\n"; not always whole UTF-8.
-  bool special = false;  // Control token, left out of the output on request.
+  std::string text = {};   // As the vocabulary spells it: "Ġthe", "▁the", "<0x0A>", "<s>".
+  std::string bytes = {};  // What it adds to the output: " the", "\n"; not always whole UTF-8.
+  bool special = false;    // Control token, left out of the output on request.
 };
 
 // What becomes of the space in front of the output.
 enum class LeadingSpace {
   kKeep,
-  kDropOne,              // One space at the start of the text.
-  kDropOneOfEachMarked,  // The marker of each token until there is text (sentencepiece).
-  kDropMarkersOfFirst,   // Every marker of the first token (Metaspace).
+  kDropOneSpace,       // At the start of the text, whatever token it comes from.
+  kDropOneMarker,      // At the start of the text (sentencepiece).
+  kDropOneMarkerEach,  // Of each token until there is text (sentencepiece).
+  kDropFirstMarkers,   // All those in the first token (Metaspace).
 };
 
 // How bytes become text, beyond putting one token after the other.
@@ -36,6 +37,9 @@ struct DecodeRule {
 
 // Sentencepiece's stand-in for a space, U+2581.
 inline constexpr absl::string_view kSpaceMarker = "\xE2\x96\x81";
+
+// The byte that a token spelled "<0xHH>" stands for.
+std::optional<uint8_t> ByteOfToken(absl::string_view text);
 
 // Invariants: ids are 0 .. size() - 1; an id without a token has empty text and
 // bytes; a text names one id.

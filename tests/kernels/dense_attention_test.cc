@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<float>> Attend(const Batch& batch, int num_threads = 
   const auto upload = [&](const std::vector<float>& values, int64_t width) {
     std::vector<float> spread(tokens * (width + 5), std::numeric_limits<float>::quiet_NaN());
     for (int64_t token = 0; token < tokens; ++token) {
-      std::copy_n(&values[token * width], width, &spread[token * (width + 5)]);
+      std::copy_n(values.begin() + token * width, width, spread.begin() + token * (width + 5));
     }
     return ConstMatrixView(device.Upload(spread), DType::kFloat32, tokens, width, width + 5);
   };

@@ -72,13 +72,13 @@ TEST(StreamDecoderTest, LeadingSpaceRules) {
     return TinyTokenizer(tokens, {.leading_space = rule}).Decode(ids, skip);
   };
   EXPECT_EQ(decode(LeadingSpace::kKeep, {0, 1, 2, 1}), "   a ");
-  EXPECT_EQ(decode(LeadingSpace::kDropOne, {0, 1, 2, 1}), "  a ");
-  EXPECT_EQ(decode(LeadingSpace::kDropOne, {0, 1, 2}, false), "<s>   a");
-  EXPECT_EQ(decode(LeadingSpace::kDropOne, {3, 3}), "u u");
-  EXPECT_EQ(decode(LeadingSpace::kDropOneOfEachMarked, {1, 1, 2, 1}), " a ");
-  EXPECT_EQ(decode(LeadingSpace::kDropOneOfEachMarked, {3, 2}), " u  a");
-  EXPECT_EQ(decode(LeadingSpace::kDropMarkersOfFirst, {2, 2}), "a  a");
-  EXPECT_EQ(decode(LeadingSpace::kDropMarkersOfFirst, {1, 2}), "  a");
+  EXPECT_EQ(decode(LeadingSpace::kDropOneSpace, {0, 1, 2, 1}), "  a ");
+  EXPECT_EQ(decode(LeadingSpace::kDropOneSpace, {0, 1, 2}, false), "<s>   a");
+  EXPECT_EQ(decode(LeadingSpace::kDropOneSpace, {3, 3}), "u u");
+  EXPECT_EQ(decode(LeadingSpace::kDropOneMarkerEach, {1, 1, 2, 1}), " a ");
+  EXPECT_EQ(decode(LeadingSpace::kDropOneMarkerEach, {3, 2}), " u  a");
+  EXPECT_EQ(decode(LeadingSpace::kDropFirstMarkers, {2, 2}), "a  a");
+  EXPECT_EQ(decode(LeadingSpace::kDropFirstMarkers, {1, 2}), "  a");
 }
 
 TEST(StreamDecoderTest, AnyBytesGiveValidChunksOfTheWholeText) {

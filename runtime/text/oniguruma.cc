@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
+#include "runtime/text/pattern.h"
+
+namespace heddle {
+namespace {
+
+// Walks the expression once, copying what both engines read alike.
+class Translator {
+ public:
+  explicit Translator(absl::string_view expression) : all_(expression), rest_(expression) {}
+
+  absl::StatusOr<std::string> Run() {
+    while (!rest_.empty()) {
+      switch (rest_[0]) {
+        case '\\':
+          RETURN_IF_ERROR(Escape());
+          break;
+        case '[':
+          RETURN_IF_ERROR(Class());
+          break;
+        case '(':
+          RETURN_IF_ERROR(Group());
+          break;
+        case '{':
+          RETURN_IF_ERROR(Interval());
+          break;
+        default:
+          Copy(1);
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void Copy(size_t size) {
+    absl::StrAppend(&result_, rest_.substr(0, size));
+    rest_.remove_prefix(size);
+  }
+
+  absl::Status Refuse(absl::string_view what) const {
+    return absl::UnimplementedError(absl::StrCat("regular expression \"", all_, "\": ", what,
+                                                 " at byte ", all_.size() - rest_.size(),
+                                                 " is not supported"));
+  }
+
+  absl::Status Escape() {
+    if (rest_.size() < 2) return Refuse("a backslash at the end");
+    const char c = rest_[1];
+    if (absl::ascii_ispunct(c) || absl::StrContains("rntfd", absl::string_view(&c, 1)) ||
+        c == 'D') {
+      Copy(2);
+    } else if (c == 's' || c == 'S') {
+      // PCRE2 would count U+180E, which left the spaces with Unicode 6.3.
+      absl::StrAppend(&result_, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
+      rest_.remove_prefix(2);
+    } else if (c == 'p' || c == 'P') {
+      return Property();
+    } else if (c == 'u' || c == 'x') {
+      return CodePointEscape();
+    } else {
+      return Refuse(absl::StrCat("\\", absl::string_view(&c, 1)));
+    }
+    return absl::OkStatus();
+  }
+
+  // \p{L}, \p{Lu}, \p{^L}, \p{Han}: general categories and scripts.
+  absl::Status Property() {
+    const size_t end = rest_.find('}');
+    if (rest_.size() < 3 || rest_[2] != '{' || end == absl::string_view::npos) {
+      return Refuse("a property without braces");
+    }
+    absl::string_view name = rest_.substr(3, end - 3);
+    const bool negated = absl::ConsumePrefix(&name, "^");
+    const bool is_letters = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+      return absl::ascii_isalpha(c) || c == '_';
+    });
+    if (!is_letters) return Refuse("this property");
+    // Alone, a script's name would mean its extensions too.
+    absl::StrAppend(&result_, rest_.substr(0, 3), negated ? "^" : "", name.size() > 2 ? "sc:" : "",
+                    name, "}");
+    rest_.remove_prefix(end + 1);
+    return absl::OkStatus();
+  }
+
+  // \uHHHH and \xHH. Above 0x7F the latter would be a byte of UTF-8.
+  absl::Status CodePointEscape() {
+    const size_t num_digits = rest_[1] == 'u' ? 4 : 2;
+    const absl::string_view digits = rest_.substr(2, num_digits);
+    const bool is_hex = digits.size() == num_digits &&
+                        std::all_of(digits.begin(), digits.end(), absl::ascii_isxdigit);
+    if (!is_hex || (num_digits == 2 && digits[0] > '7')) return Refuse("this code point");
+    absl::StrAppend(&result_, "\\x{", digits, "}");
+    rest_.remove_prefix(2 + num_digits);
+    return absl::OkStatus();
+  }
+
+  absl::Status Class() {
+    Copy(1);
+    if (absl::StartsWith(rest_, "^")) Copy(1);
+    if (absl::StartsWith(rest_, "]")) return Refuse("a ] at the start of a class");
+    while (!rest_.empty() && rest_[0] != ']') {
+      if (rest_[0] == '[') return Refuse("a class inside a class");
+      if (absl::StartsWith(rest_, "&&")) return Refuse("&& inside a class");
+      if (rest_[0] == '\\') {
+        RETURN_IF_ERROR(Escape());
+      } else {
+        Copy(1);
+      }
+    }
+    if (rest_.empty()) return Refuse("a class without an end");
+    Copy(1);
+    return absl::OkStatus();
+  }
+
+  absl::Status Group() {
+    for (const absl::string_view start : {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"}) {
+      if (!absl::StartsWith(rest_, start)) continue;
+      Copy(start.size());
+      return absl::OkStatus();
+    }
+    if (absl::StartsWith(rest_, "(?") || absl::StartsWith(rest_, "(*")) {
+      return Refuse("this kind of group");
+    }
+    Copy(1);
+    return absl::OkStatus();
+  }
+
+  // {n}, {n,}, {n,m}. Oniguruma also knows {,m}, and reads {n}+ as a repetition of
+  // the interval where PCRE2 reads it as possessive.
+  absl::Status Interval() {
+    const size_t end = rest_.find('}');
+    if (end == absl::string_view::npos) return Refuse("a { without an end");
+    const absl::string_view counts = rest_.substr(1, end - 1);
+    const bool is_counts = !counts.empty() && absl::ascii_isdigit(counts[0]) &&
+                           counts.find_first_not_of("0123456789,") == absl::string_view::npos;
+    if (!is_counts) return Refuse("this interval");
+    if (absl::StartsWith(rest_.substr(end + 1), "+")) return Refuse("an interval before a +");
+    Copy(end + 1);
+    return absl::OkStatus();
+  }
+
+  const absl::string_view all_;
+  absl::string_view rest_;
+  std::string result_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::string> OnigurumaToPcre2(absl::string_view expression) {
+  return Translator(expression).Run();
+}
+
+}  // namespace heddle

@@ -1,0 +1,202 @@
+#include "runtime/model/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/runtime/model/prompt_runner.h"
+#include "tests/support/golden.h"
+
+namespace heddle {
+namespace {
+
+using Logits = std::vector<std::vector<float>>;
+
+Prompts PromptsOf(const GoldenModel& model) {
+  Prompts prompts;
+  for (const GoldenPrompt& prompt : model.prompts) prompts.push_back(prompt.token_ids);
+  return prompts;
+}
+
+Logits LogitsOf(const std::string& path, const Prompts& prompts, const RunOptions& options) {
+  absl::StatusOr<Logits> logits = PromptLogits(path, prompts, options);
+  EXPECT_TRUE(logits.ok()) << logits.status();
+  return logits.ok() ? *std::move(logits) : Logits();
+}
+
+// The share of the logits' range that transformers' and ours may differ by.
+void ExpectGolden(const GoldenModel& model, RunOptions options, double tolerance) {
+  options.max_model_len = model.max_model_len;
+  const Logits logits = LogitsOf(model.path, PromptsOf(model), options);
+  ASSERT_EQ(logits.size(), model.prompts.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    EXPECT_LE(LogitsDifference(model.prompts[i].logits, logits[i]), tolerance)
+        << model.path << " on " << options.num_ranks << " ranks, prompt " << model.prompts[i].id;
+  }
+}
+
+GoldenModel Golden(absl::string_view name) {
+  absl::StatusOr<GoldenModel> model = LoadGoldenModel(name);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+class EveryModel : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Golden, EveryModel, testing::ValuesIn(GoldenModelNames()),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(EveryModel, GivesTransformersLogitsOnAnyNumberOfRanks) {
+  const GoldenModel model = Golden(GetParam());
+  for (const int num_ranks : {1, 2, 3, 4, 5, 8}) {
+    ExpectGolden(model, {.num_ranks = num_ranks, .page_size = 3, .chunk = 7}, 1e-5);
+  }
+}
+
+TEST_P(EveryModel, GivesThemWithoutACache) {
+  const GoldenModel model = Golden(GetParam());
+  for (const int num_ranks : {1, 3}) {
+    ExpectGolden(model, {.num_ranks = num_ranks, .use_cache = false}, 1e-5);
+  }
+}
+
+TEST_P(EveryModel, GivesThemWhenOpsRunLate) {
+  const GoldenModel model = Golden(GetParam());
+  for (const int num_ranks : {1, 2}) {
+    ExpectGolden(
+        model, {.num_ranks = num_ranks, .stream_mode = CpuStreamMode::kDeferred, .chunk = 5}, 1e-5);
+  }
+}
+
+class EveryGguf : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Golden, EveryGguf, testing::ValuesIn(GoldenGgufNames()),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(EveryGguf, GivesTransformersLogitsOnAnyNumberOfRanks) {
+  absl::StatusOr<GoldenModel> model = LoadGoldenGguf(GetParam());
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (const int num_ranks : {1, 2, 3, 5}) {
+    ExpectGolden(*model, {.num_ranks = num_ranks, .chunk = 9}, 1e-5);
+  }
+}
+
+TEST_P(EveryGguf, StaysNearWithInt8Activations) {
+  absl::StatusOr<GoldenModel> model = LoadGoldenGguf(GetParam());
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (const int num_ranks : {1, 2, 3}) {
+    ExpectGolden(*model, {.num_ranks = num_ranks, .precision = ActivationPrecision::kInt8}, 5e-2);
+  }
+}
+
+// Longer than two attention chunks, and not a multiple of anything.
+Prompts LongPrompts() {
+  std::mt19937 random(5);
+  Prompts prompts;
+  for (const size_t size : {117, 1, 64, 65, 17}) {
+    std::vector<int32_t>& prompt = prompts.emplace_back(size);
+    for (int32_t& id : prompt) id = random() % 259;
+  }
+  return prompts;
+}
+
+// A row's bits depend on its own sequence alone: not on batch mates, chunks, pages or threads.
+TEST(DecoderBits, AreThoseOfOneSequenceAlone) {
+  const std::string path = Golden("gqa-a").path;
+  const Prompts prompts = LongPrompts();
+  for (const int num_ranks : {1, 3}) {
+    const Logits expected =
+        LogitsOf(path, prompts, {.num_ranks = num_ranks, .one_at_a_time = true});
+    for (const int64_t chunk : {1, 7, 64, 1 << 20}) {
+      EXPECT_EQ(LogitsOf(path, prompts, {.num_ranks = num_ranks, .chunk = chunk}), expected)
+          << chunk;
+    }
+    for (const int64_t page_size : {1, 3, 64, 128}) {
+      EXPECT_EQ(
+          LogitsOf(path, prompts, {.num_ranks = num_ranks, .page_size = page_size, .chunk = 50}),
+          expected)
+          << page_size;
+    }
+    EXPECT_EQ(LogitsOf(path, prompts, {.num_ranks = num_ranks, .num_threads = 3}), expected);
+    EXPECT_EQ(
+        LogitsOf(path, prompts,
+                 {.num_ranks = num_ranks, .stream_mode = CpuStreamMode::kDeferred, .chunk = 11}),
+        expected);
+  }
+}
+
+TEST(Decoder, OverRanksLogitsDifferByRoundingAlone) {
+  const std::string path = Golden("gqa-odd").path;
+  const Prompts prompts = LongPrompts();
+  const Logits one = LogitsOf(path, prompts, {});
+  for (const int num_ranks : {2, 3, 4, 5, 7, 8, 11}) {
+    const Logits many = LogitsOf(path, prompts, {.num_ranks = num_ranks});
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_LE(LogitsDifference(one[i], many[i]), 1e-5) << num_ranks;
+    }
+  }
+}
+
+// Special tokens sit at the end of the vocabulary, where a floor-divided shard would lose them.
+TEST(Decoder, TheLastIdsOfAnOddVocabularyAreEmbedded) {
+  const std::string path = Golden("gqa-a").path;
+  const Prompts prompts = {{256, 257, 258, 0, 258}};
+  const Logits one = LogitsOf(path, prompts, {});
+  for (const int num_ranks : {2, 4, 8}) {
+    const Logits many = LogitsOf(path, prompts, {.num_ranks = num_ranks});
+    ASSERT_EQ(many.size(), 1u);
+    EXPECT_LE(LogitsDifference(one[0], many[0]), 1e-5) << num_ranks;
+  }
+}
+
+TEST(Decoder, NarrowWeightsAndPagesStayNear) {
+  const GoldenModel model = Golden("gqa-a");
+  ExpectGolden(model, {.num_ranks = 2, .weight_dtype = DType::kBFloat16}, 2e-2);
+  ExpectGolden(model, {.num_ranks = 2, .weight_dtype = DType::kFloat16}, 2e-3);
+  ExpectGolden(model, {.num_ranks = 2, .kv_cache_dtype = DType::kBFloat16}, 2e-2);
+  ExpectGolden(model, {.num_ranks = 2, .kv_cache_dtype = DType::kFloat16}, 2e-3);
+}
+
+TEST(Decoder, DummyWeightsGiveTheSameModelAtAnyNumberOfRanks) {
+  const std::string path = Golden("gqa-a").path + "/config.json";
+  const Prompts prompts = LongPrompts();
+  const Logits one = LogitsOf(path, prompts, {.load_format = LoadFormat::kDummy});
+  const Logits three = LogitsOf(path, prompts, {.num_ranks = 3, .load_format = LoadFormat::kDummy});
+  ASSERT_EQ(one.size(), three.size());
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_LE(LogitsDifference(one[i], three[i]), 1e-5);
+}
+
+TEST(Decoder, ReportsProgressAndActivationsLayerByLayer) {
+  const std::string path = Golden("gqa-a").path;
+  int num_layers = 0;
+  std::set<std::string> names;
+  RunOptions options = {.num_ranks = 2};
+  options.on_layer = [&] { ++num_layers; };
+  options.tap = [&](absl::string_view name, ConstMatrixView value) {
+    names.insert(std::string(name));
+    EXPECT_EQ(value.rows, 3);
+    for (int64_t i = 0; i < value.rows * value.cols; ++i) {
+      EXPECT_TRUE(std::isfinite(static_cast<const float*>(value.data)[i])) << name;
+    }
+    return absl::OkStatus();
+  };
+  LogitsOf(path, {{1, 2, 3}}, options);
+  EXPECT_EQ(num_layers, 2);
+  EXPECT_THAT(names, testing::IsSupersetOf({"layers.0.queries", "layers.0.attended",
+                                            "layers.1.keys", "layers.1.out"}));
+}
+
+}  // namespace
+}  // namespace heddle

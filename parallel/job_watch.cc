@@ -1,5 +1,7 @@
 #include "parallel/job_watch.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -9,12 +11,15 @@ namespace {
 
 // Ranks that finish leave within moments of each other.
 constexpr double kLeaveGraceSeconds = 1;
+constexpr double kVagueGraceSeconds = 1.5;
 
 }  // namespace
 
-JobWatch::JobWatch(double timeout_seconds, std::vector<std::string> rank_names,
+JobWatch::JobWatch(double timeout_seconds, bool sees_all_nodes, std::vector<std::string> rank_names,
                    std::vector<std::string> node_names)
     : timeout_seconds_(timeout_seconds),
+      vague_timeout_seconds_(timeout_seconds + std::min(timeout_seconds, kVagueGraceSeconds)),
+      sees_all_nodes_(sees_all_nodes),
       rank_names_(std::move(rank_names)),
       node_names_(std::move(node_names)),
       heartbeats_(rank_names_.size()),
@@ -55,6 +60,10 @@ absl::Status JobWatch::CheckRanks(std::span<const RankSigns> ranks,
     if (ranks[i].dead) {
       return absl::UnavailableError(absl::StrCat(rank_names_[i], " has died"));
     }
+    if (heartbeats_[i].seconds > timeout_seconds_ && ranks[i].heartbeat == 0) {
+      return absl::DeadlineExceededError(absl::StrFormat("%s has not joined the job within %.1f s",
+                                                         rank_names_[i], heartbeats_[i].seconds));
+    }
     if (heartbeats_[i].seconds > timeout_seconds_) {
       return absl::DeadlineExceededError(
           absl::StrFormat("%s has shown no sign of life for %.1f s: its process is stopped",
@@ -67,7 +76,7 @@ absl::Status JobWatch::CheckRanks(std::span<const RankSigns> ranks,
     }
   }
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (!nodes[i].all_left && messages_[i].seconds > timeout_seconds_) {
+    if (!nodes[i].all_left && messages_[i].seconds > vague_timeout_seconds_) {
       return absl::DeadlineExceededError(
           absl::StrFormat("%s has not been heard of for %.1f s: its first rank is stopped, or the "
                           "network between the nodes is broken",
@@ -94,7 +103,7 @@ absl::Status JobWatch::CheckJob(std::span<const RankSigns> ranks,
           absl::StrCat(leaver, " has left the job, but ", DescribeWaits(ranks, nodes)));
     }
   }
-  if (job_.seconds > timeout_seconds_) {
+  if (sees_all_nodes_ && job_.seconds > vague_timeout_seconds_) {
     return absl::DeadlineExceededError(absl::StrFormat(
         "no rank has made progress for %.1f s; the ranks do not agree on what comes next: %s",
         job_.seconds, DescribeWaits(ranks, nodes)));

@@ -32,11 +32,13 @@ struct NodeSigns {
   bool all_left = false;
 };
 
-// Remembers how long each sign has stood still. Used by one watch thread.
+// Remembers how long each sign has stood still. Used by one watch thread. A rule that cannot name
+// the culprit waits a little longer than the timeout, since another watch may know it.
 class JobWatch {
  public:
-  // Names as they appear in errors: "rank 3 (host, pid 17)"; "node host (ranks 4-7)".
-  JobWatch(double timeout_seconds, std::vector<std::string> rank_names,
+  // Names as they appear in errors: "rank 3 (host)", "the node host of rank 4". Without
+  // `sees_all_nodes` nothing is concluded from what other nodes do not do.
+  JobWatch(double timeout_seconds, bool sees_all_nodes, std::vector<std::string> rank_names,
            std::vector<std::string> node_names);
 
   // One look at everyone, `elapsed_seconds` after the one before, counting only time in which this
@@ -61,6 +63,8 @@ class JobWatch {
                             std::span<const NodeSigns> nodes) const;
 
   const double timeout_seconds_;
+  const double vague_timeout_seconds_;
+  const bool sees_all_nodes_;
   const std::vector<std::string> rank_names_;
   const std::vector<std::string> node_names_;
   std::vector<Stillness> heartbeats_;     // per rank of this node

@@ -86,7 +86,9 @@ void WatchThread::Loop() {
   std::vector<std::string> rank_names, node_names;
   for (const int rank : node_ranks_) rank_names.push_back(endpoint_->NameOf(rank));
   for (const OtherNode& node : others_) node_names.push_back(node.name);
-  JobWatch watch(timeout_seconds_, std::move(rank_names), std::move(node_names));
+  const bool sees_all_nodes = endpoint_->own_place().node_rank == 0 ||
+                              static_cast<int>(node_ranks_.size()) == endpoint_->size();
+  JobWatch watch(timeout_seconds_, sees_all_nodes, std::move(rank_names), std::move(node_names));
 
   const Seconds tick(std::clamp(timeout_seconds_ / 10, 0.01, 0.1));
   // Time in which this process was itself stopped must not count against the others.

@@ -20,7 +20,7 @@ using V = FloatVector;
 // Rows and panels of a micro-tile. Its sums live in registers (32 with AVX-512, else 16), next to a
 // pair of weight vectors and an activation; fewer rows take more panels, for enough independent
 // chains (4 cycles, two a cycle) and several streams from memory.
-constexpr int kMaxTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 3;
+constexpr int kMaxTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 1;
 constexpr int PanelsOfTile(int rows) {
   if (kLanes == 16) return rows <= 4 ? 4 : 2;
   if (kLanes == 8) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;

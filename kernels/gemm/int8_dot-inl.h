@@ -38,14 +38,16 @@ struct Int8Dot {
   static HWY_INLINE Weights Prepare(Uint32Vector quants) {
     return kSigned ? hn::Xor(quants, hn::Set(Uint32Tag(), 0x80808080u)) : quants;
   }
-  // kIndex: how many were added before.
+  // kIndex: the vector's place in its group.
   template <int kIndex>
   HWY_INLINE void Add(Weights weights, const int8_t* activations) {
     // Highway's target for these processors asks the compiler for AVX-VNNI, which Zen 4 lacks, in
     // place of AVX512-VNNI, which it finds at run time; so the intrinsic is not to be had.
+    __m512i sum = total.raw;
     asm("vpdpbusd %2%{1to16%}, %1, %0"
-        : "+v"(total.raw)
+        : "+v"(sum)
         : "v"(weights.raw), "m"(*reinterpret_cast<const FourBytes*>(activations)));
+    total.raw = sum;
   }
 
   Int32Vector total;  // begins as zeros, set by the caller

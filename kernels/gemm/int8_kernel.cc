@@ -67,6 +67,47 @@ struct WeightTile {
   ptrdiff_t prefetch_offset;
 };
 
+// The integer dot products of one vector of columns with kRows rows, over vectors [j, kEnd) of a
+// group. Arrays are unrolled by recursion and pragma, so that they live in registers.
+template <DType kType, int kRows, int j, int kEnd, class Dot>
+HWY_INLINE void AddProducts(const std::byte* quants, int vector, const ActivationGroup* x,
+                            Dot* dots) {
+  const auto weights = Dot::Prepare(LoadQuants<kType, j>(quants, vector));
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) dots[r].template Add<j>(weights, x[r].quants + j * 4);
+  if constexpr (j + 1 < kEnd) AddProducts<kType, kRows, j + 1, kEnd>(quants, vector, x, dots);
+}
+
+// sum[r * kStride] += scale * (the dot products of part kPart of a group).
+template <DType kType, int kRows, int kStride, int kPart>
+HWY_INLINE void MultiplyPart(const std::byte* quants, int vector, FloatVector scale,
+                             const ActivationGroup* x, FloatVector* sum) {
+  constexpr BlockTraits kTraits = BlockTraitsOf(kType);
+  constexpr bool kSigned = kTraits.low_bits == 8;
+  constexpr int kMaxQuant = kSigned ? 128 : (16 << kTraits.high_bits) - 1;
+  constexpr int kVectorsOfPart = kQuantVectors / kTraits.scales_per_group;
+  using Dot = Int8Dot<kSigned, kMaxQuant>;
+  constexpr int kZero = kTraits.zero_point + Dot::kBias;
+  const FloatTag d;
+  const Int32Tag di;
+  Dot dots[kRows];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) dots[r].total = hn::Zero(di);
+  AddProducts<kType, kRows, kPart * kVectorsOfPart, (kPart + 1) * kVectorsOfPart>(quants, vector, x,
+                                                                                  dots);
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    Int32Vector total = dots[r].total;
+    if constexpr (kZero != 0) {
+      const int32_t activations =
+          kTraits.scales_per_group == 2 ? x[r].sums[kPart] : x[r].sums[0] + x[r].sums[1];
+      total = hn::Sub(total, hn::Set(di, kZero * activations));
+    }
+    sum[r * kStride] = hn::MulAdd(hn::ConvertTo(d, total), hn::Mul(scale, hn::Set(d, x[r].scale)),
+                                  sum[r * kStride]);
+  }
+}
+
 // sums [kRows][kPanels * 16] += x times the weights. For each group it reads GroupQuantBytes and
 // GroupScaleBytes of each panel and 48 bytes of each row of x, and does kRows * kPanels * 512
 // multiply-adds of bytes and 16 (with a minimum 32) of floats.
@@ -74,62 +115,52 @@ template <DType kType, int kRows, int kPanels>
 void MultiplyTile(const WeightTile& weights, const ActivationGroup* HWY_RESTRICT x,
                   float* HWY_RESTRICT sums, ptrdiff_t sums_stride) {
   constexpr BlockTraits kTraits = BlockTraitsOf(kType);
-  constexpr bool kSigned = kTraits.low_bits == 8;
-  constexpr int kMaxQuant = kSigned ? 128 : (16 << kTraits.high_bits) - 1;
-  using Dot = Int8Dot<kSigned, kMaxQuant>;
-  constexpr int kZero = kTraits.zero_point + Dot::kBias;
-  constexpr int kParts = kTraits.scales_per_group;
-  constexpr int kPartVectors = kQuantVectors / kParts;
   constexpr int kColumns = kPanels * kVectors;
   const FloatTag d;
-  const Int32Tag di;
-  FloatVector sum[kRows][kColumns];
-  Unrolled<kRows>([&](auto r) HWY_ATTR {
-    Unrolled<kColumns>(
-        [&](auto c) HWY_ATTR { sum[r][c] = hn::Load(d, sums + r * sums_stride + c * kLanes); });
-  });
+  const PackedLayout layout = *weights.layout;
+  FloatVector sum[kRows * kColumns];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(16)
+    for (int c = 0; c < kColumns; ++c) {
+      sum[r * kColumns + c] = hn::Load(d, sums + r * sums_stride + c * kLanes);
+    }
+  }
   for (int64_t g = weights.first_group; g < weights.end_group; ++g, x += kRows) {
-    Unrolled<kColumns>([&](auto c) HWY_ATTR {
-      constexpr int kVector = c % kVectors;
-      const PackedLayout& layout = *weights.layout;
-      const std::byte* panel = weights.first_panel + c / kVectors * layout.panel_bytes;
+    HWY_UNROLL(4)
+    for (int p = 0; p < kPanels; ++p) {
+      const std::byte* panel = weights.first_panel + p * layout.panel_bytes;
       const std::byte* quants = panel + layout.quants_offset + g * GroupQuantBytes(kType);
-      if (kVector == 0 && weights.prefetch_offset != 0) {
+      if (weights.prefetch_offset != 0) {
         for (int64_t line = 0; line < GroupQuantBytes(kType); line += 64) {
           hwy::Prefetch(quants + weights.prefetch_offset + line);
         }
       }
-      const GroupScales scales = LoadScales<kType>(layout, panel, g, kVector);
-      Unrolled<kParts>([&](auto part) HWY_ATTR {
-        Dot dot[kRows];
-        Unrolled<kRows>([&](auto r) HWY_ATTR { dot[r].total = hn::Zero(di); });
-        Unrolled<kPartVectors>([&](auto i) HWY_ATTR {
-          constexpr int j = part * kPartVectors + i;
-          const auto weight = Dot::Prepare(LoadQuants<kType, j>(quants, kVector));
-          Unrolled<kRows>([&](auto r)
-                              HWY_ATTR { dot[r].template Add<i>(weight, x[r].quants + j * 4); });
-        });
-        Unrolled<kRows>([&](auto r) HWY_ATTR {
-          Int32Vector total = dot[r].total;
-          if constexpr (kZero != 0) {
-            const int32_t quant_sum = kParts == 2 ? x[r].sums[part] : x[r].sums[0] + x[r].sums[1];
-            total = hn::Sub(total, hn::Set(di, kZero * quant_sum));
+      HWY_UNROLL(16)
+      for (int vector = 0; vector < kVectors; ++vector) {
+        const GroupScales scales = LoadScales<kType>(layout, panel, g, vector);
+        FloatVector* column = sum + p * kVectors + vector;
+        MultiplyPart<kType, kRows, kColumns, 0>(quants, vector, scales.scale[0], x, column);
+        if constexpr (kTraits.scales_per_group == 2) {
+          MultiplyPart<kType, kRows, kColumns, 1>(quants, vector, scales.scale[1], x, column);
+        }
+        if constexpr (kTraits.has_minimum) {
+          HWY_UNROLL(8)
+          for (int r = 0; r < kRows; ++r) {
+            column[r * kColumns] =
+                hn::MulAdd(scales.minimum, hn::Set(d, x[r].scaled_sum), column[r * kColumns]);
           }
-          const FloatVector scale = hn::Mul(scales.scale[part], hn::Set(d, x[r].scale));
-          sum[r][c] = hn::MulAdd(hn::ConvertTo(d, total), scale, sum[r][c]);
-        });
-      });
-      if constexpr (kTraits.has_minimum) {
-        Unrolled<kRows>([&](auto r) HWY_ATTR {
-          sum[r][c] = hn::MulAdd(scales.minimum, hn::Set(d, x[r].scaled_sum), sum[r][c]);
-        });
+        }
       }
-    });
+    }
   }
-  Unrolled<kRows>([&](auto r) HWY_ATTR {
-    Unrolled<kColumns>(
-        [&](auto c) HWY_ATTR { hn::Store(sum[r][c], d, sums + r * sums_stride + c * kLanes); });
-  });
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(16)
+    for (int c = 0; c < kColumns; ++c) {
+      hn::Store(sum[r * kColumns + c], d, sums + r * sums_stride + c * kLanes);
+    }
+  }
 }
 
 // Calls the micro-kernel of `rows` rows, which takes PanelsOfTile(rows) panels or one.

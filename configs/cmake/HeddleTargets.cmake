@@ -19,7 +19,8 @@ endfunction()
 # heddle_test(NAME SRCS a_test.cc ... DEPS target ... LABELS unit [DISCOVER] [TIMEOUT s])
 # A GoogleTest program. By default one ctest case a program; with DISCOVER one a
 # TEST. Labels: unit, parsers, parallel, cache, schedule, world (threads as
-# ranks), mpirun, nightly. The target tests_LABEL builds all programs of a label.
+# ranks), mpirun, nightly; a discovered TEST whose name begins with Nightly has
+# that label alone. The target tests_LABEL builds all programs of a label.
 function(heddle_test name)
   cmake_parse_arguments(ARG "DISCOVER" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
@@ -35,8 +36,10 @@ function(heddle_test name)
     set(ARG_TIMEOUT 120)
   endif()
   if(ARG_DISCOVER)
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "-Nightly*"
       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "Nightly*"
+      TEST_LIST ${name}_NIGHTLY PROPERTIES LABELS nightly TIMEOUT 3600)
   else()
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})

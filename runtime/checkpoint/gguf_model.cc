@@ -217,14 +217,15 @@ void ReadRope(const MetadataReader& metadata, const std::string& arch, const Ggu
 
   const StoredTensor* factors = FindTensor(file, kRopeFreqs);
   if (factors == nullptr) return;
-  if (factors->dtype != DType::kFloat32 ||
-      factors->shape != std::vector<int64_t>{rope.rotary_dim / 2}) {
+  const int64_t num_factors = rope.rotary_dim / 2;
+  if (num_factors < 1 || factors->dtype != DType::kFloat32 ||
+      factors->shape != std::vector<int64_t>{num_factors}) {
     metadata.AddProblem(kRopeFreqs,
-                        absl::StrCat("expected F32 [", rope.rotary_dim / 2, "], found ",
-                                     factors->type_name, " ", ShapeName(factors->shape)));
+                        absl::StrCat("expected F32 [", num_factors, "], found ", factors->type_name,
+                                     " ", ShapeName(factors->shape)));
     return;
   }
-  rope.frequency_factors.resize(rope.rotary_dim / 2);
+  rope.frequency_factors.resize(num_factors);
   std::memcpy(rope.frequency_factors.data(), contents.data() + factors->offset, factors->bytes);
   if (!absl::c_all_of(rope.frequency_factors,
                       [](float factor) { return factor > 0.0f && std::isfinite(factor); })) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/checkpoint/tensor_index.h"
@@ -127,6 +128,15 @@ void CheckTensor(const ExpectedTensor& expected, const StoredTensor& stored,
   }
 }
 
+void LogIgnored(const std::vector<std::string>& names, absl::string_view where) {
+  constexpr size_t kMaxNames = 8;
+  if (names.empty()) return;
+  const auto shown = absl::MakeConstSpan(names).subspan(0, kMaxNames);
+  LOG(INFO) << where << ": ignored " << names.size()
+            << " tensors that the model has no use for: " << absl::StrJoin(shown, ", ")
+            << (names.size() > kMaxNames ? ", …" : "");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
@@ -168,10 +178,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
                                     " as configured has no use for it"));
   }
   RETURN_IF_ERROR(ProblemsToStatus(where, problems));
-  if (!ignored.empty()) {
-    LOG(INFO) << where << ": ignored " << ignored.size()
-              << " tensors: " << absl::StrJoin(ignored, ", ");
-  }
+  LogIgnored(ignored, where);
   return std::make_unique<MappedWeights>(std::move(infos), std::move(spans));
 }
 

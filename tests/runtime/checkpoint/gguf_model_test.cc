@@ -204,6 +204,10 @@ TEST(GgufModel, RopeFreqs) {
   EXPECT_THAT(Spec(with({1, 2, 4, 8})).rope.frequency_factors, ElementsAre(1, 2, 4, 8));
   EXPECT_THAT(Error(with({1, 2, 4})),
               AllOf(HasSubstr("rope_freqs.weight"), HasSubstr("[4]"), HasSubstr("[3]")));
+  // Heads of one element have no pair to rotate.
+  GgufBuilder narrow = with({});
+  EXPECT_THAT(Error(narrow.Uint32("llama.attention.key_length", 1)),
+              HasSubstr("rope_freqs.weight: expected F32 [0]"));
   for (const float bad : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::quiet_NaN()}) {
     EXPECT_THAT(Error(with({1, 2, bad, 8})), HasSubstr("not a positive number"));

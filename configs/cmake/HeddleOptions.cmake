@@ -21,6 +21,10 @@ if(HEDDLE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_compile_options(-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-unused-parameter -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 warns of overlaps inside std::string's operator+ that cannot happen (GCC bug 105651).
+  add_compile_options(-Wno-restrict)
+endif()
 # A product and a sum that one translation unit fuses and another does not would
 # break the promise of equal bits; kernels ask for fused multiply-add by name.
 add_compile_options(-ffp-contract=off)

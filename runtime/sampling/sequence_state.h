@@ -25,6 +25,7 @@ class SequenceState {
   const SamplingParams& params() const { return params_; }
   uint64_t seed() const { return seed_; }
   std::span<const int32_t> token_ids() const { return token_ids_; }
+  int64_t prompt_length() const { return prompt_length_; }
   // Of the token that is sampled next.
   int64_t position() const { return static_cast<int64_t>(token_ids_.size()); }
   int64_t num_output_tokens() const { return position() - prompt_length_; }

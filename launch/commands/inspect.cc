@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "launch/commands/commands.h"
+#include "nlohmann/json.hpp"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/shard_layout.h"
+
+namespace heddle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Bytes(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
+  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+}
+
+Json RangeJson(const Range& range) { return {range.begin, range.end}; }
+
+std::string RangeText(const Range& range) {
+  return range.empty() ? "-" : absl::StrCat(range.begin, "..", range.end - 1);
+}
+
+Json DescribeModel(const CommandLine& line, const Checkpoint& checkpoint) {
+  const ModelSpec& spec = checkpoint.spec;
+  std::map<std::string, int64_t> dtypes;
+  int64_t parameters = 0;
+  for (const TensorInfo& tensor : checkpoint.weights->tensors()) {
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) elements *= size;
+    parameters += elements;
+    dtypes[std::string(DTypeName(tensor.dtype))] += elements;
+  }
+  const auto windowed = std::count_if(spec.windows.begin(), spec.windows.end(),
+                                      [](int64_t window) { return window > 0; });
+  Json json = {{"model", line.engine.model},
+               {"model_type", spec.model_type},
+               {"parameters", parameters},
+               {"elements_by_dtype", dtypes},
+               {"layers", spec.num_layers},
+               {"hidden_size", spec.hidden_size},
+               {"intermediate_size", spec.intermediate_size},
+               {"query_heads", spec.total_query_heads},
+               {"kv_heads", spec.total_kv_heads},
+               {"head_dim", spec.head_dim},
+               {"vocab_size", spec.vocab_size},
+               {"tie_word_embeddings", spec.tie_word_embeddings},
+               {"max_position_embeddings", spec.max_position_embeddings},
+               {"layers_with_window", windowed}};
+  if (windowed > 0) json["window"] = *std::max_element(spec.windows.begin(), spec.windows.end());
+  return json;
+}
+
+Json DescribeLayout(const ShardLayout& layout) {
+  Json ranks = Json::array();
+  for (size_t rank = 0; rank < layout.ranks.size(); ++rank) {
+    const RankLayout& one = layout.ranks[rank];
+    ranks.push_back({{"rank", rank},
+                     {"head_shard", one.heads.head_shard},
+                     {"stripe", one.heads.stripe},
+                     {"query_heads", RangeJson(one.heads.query_heads)},
+                     {"kv_heads", RangeJson(one.heads.kv_heads)},
+                     {"ffn_columns", RangeJson(one.ffn_columns.front())},
+                     {"vocabulary", RangeJson(one.vocabulary)},
+                     {"weight_bytes", one.weight_bytes},
+                     {"kv_bytes_per_token", one.kv.bytes_per_token()}});
+  }
+  int64_t total = 0;
+  for (const RankLayout& one : layout.ranks) total += one.weight_bytes;
+  return {
+      {"tensor_parallel_size", layout.ranks.size()},
+      {"head_shards", layout.grid.num_head_shards()},
+      {"stripes", layout.grid.num_stripes()},
+      {"max_weight_bytes", layout.MaxWeightBytes()},
+      // A step waits for the rank that reads most: 1 is an even deal of what one rank would hold.
+      {"mean_over_max_weight_bytes", static_cast<double>(total) /
+                                         static_cast<double>(layout.ranks.size()) /
+                                         static_cast<double>(layout.MaxWeightBytes())},
+      {"ranks", ranks}};
+}
+
+void PrintText(const Json& model, const ShardLayout& layout) {
+  for (const auto& [key, value] : model.items()) {
+    if (key == "elements_by_dtype") {
+      std::vector<std::string> parts;
+      for (const auto& [dtype, elements] : value.items()) {
+        parts.push_back(
+            absl::StrFormat("%s %.1f %%", dtype,
+                            100.0 * elements.get<double>() / model["parameters"].get<double>()));
+      }
+      std::printf("%-26s %s\n", "stored as", absl::StrJoin(parts, ", ").c_str());
+    } else {
+      std::printf("%-26s %s\n", key.c_str(),
+                  value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+    }
+  }
+  std::printf("\n%zu rank(s): %d head shard(s) x %d stripe(s)\n", layout.ranks.size(),
+              layout.grid.num_head_shards(), layout.grid.num_stripes());
+  std::printf("%5s %12s %10s %14s %16s %12s %14s\n", "rank", "query heads", "KV heads",
+              "FFN columns", "vocabulary", "weights", "KV/token");
+  for (size_t rank = 0; rank < layout.ranks.size(); ++rank) {
+    const RankLayout& one = layout.ranks[rank];
+    std::printf("%5zu %12s %10s %14s %16s %12s %14s\n", rank,
+                RangeText(one.heads.query_heads).c_str(), RangeText(one.heads.kv_heads).c_str(),
+                RangeText(one.ffn_columns.front()).c_str(), RangeText(one.vocabulary).c_str(),
+                Bytes(static_cast<double>(one.weight_bytes)).c_str(),
+                Bytes(static_cast<double>(one.kv.bytes_per_token())).c_str());
+  }
+  if (layout.ranks.size() > 1) {
+    std::printf("mean over largest weight shard: %.3f\n",
+                DescribeLayout(layout)["mean_over_max_weight_bytes"].get<double>());
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunInspect(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                   OpenCheckpoint(line.engine.model, line.engine.load_format, line.engine.seed));
+  ShardLayoutOptions options;
+  options.num_ranks = static_cast<int>(line.parallel.tensor_parallel_size.value_or(1));
+  options.weight_dtype = line.engine.dtype;
+  options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
+  if (line.engine.block_size > 0) options.page_size = line.engine.block_size;
+  ASSIGN_OR_RETURN(const ShardLayout layout,
+                   BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
+  const Json model = DescribeModel(line, checkpoint);
+  if (line.inspect_output == "json") {
+    Json json = model;
+    json["layout"] = DescribeLayout(layout);
+    std::printf("%s\n", json.dump(2).c_str());
+  } else {
+    PrintText(model, layout);
+  }
+  return kExitOk;
+}
+
+}  // namespace heddle

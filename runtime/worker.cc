@@ -1,0 +1,421 @@
+#include "runtime/worker.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache/kv_layout.h"
+#include "cache/page_pool.h"
+#include "kernels/backend_registry.h"
+#include "kernels/base/logging.h"
+#include "kernels/base/status_macros.h"
+#include "runtime/agreement.h"
+#include "runtime/cpu_share.h"
+#include "runtime/model/decoder.h"
+#include "runtime/model/step_inputs.h"
+#include "runtime/model/weights.h"
+#include "runtime/page_table_mirror.h"
+#include "runtime/sampling/prompt_scorer.h"
+#include "runtime/sampling/sequence_state.h"
+
+namespace heddle {
+namespace {
+
+constexpr int64_t kDefaultBatchedTokens = 2048;
+constexpr int64_t kDefaultPageSize = 16;
+constexpr int64_t kMaxLogitRows = 256;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Bytes of memory this process could still take, shared fairly with the other ranks of its node.
+int64_t FreeMemoryShare(const RankInfo& self) {
+  int64_t free_bytes = 0;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key; meminfo >> key;) {
+    int64_t kibibytes = 0;
+    if (key == "MemAvailable:" && meminfo >> kibibytes) free_bytes = kibibytes * 1024;
+    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  if (free_bytes == 0) {
+    free_bytes = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  }
+  return free_bytes / self.node_size;
+}
+
+// Fills in what the config leaves open, all but the number of pages.
+absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const ModelSpec& spec) {
+  const auto positive = [](absl::string_view flag, int64_t value) -> absl::Status {
+    if (value >= 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": expected at least 1, found ", value));
+  };
+  EngineLimits limits;
+  limits.max_model_len =
+      config.max_model_len > 0 ? config.max_model_len : spec.max_position_embeddings;
+  if (limits.max_model_len > spec.max_position_embeddings) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-model-len ", limits.max_model_len,
+                                                   " is above the model's limit of ",
+                                                   spec.max_position_embeddings, " positions"));
+  }
+  limits.max_num_seqs = config.max_num_seqs;
+  RETURN_IF_ERROR(positive("--max-num-seqs", limits.max_num_seqs));
+  limits.max_num_batched_tokens = config.max_num_batched_tokens > 0
+                                      ? config.max_num_batched_tokens
+                                      : std::max(kDefaultBatchedTokens, limits.max_num_seqs);
+  if (limits.max_num_batched_tokens < limits.max_num_seqs) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-num-batched-tokens ", limits.max_num_batched_tokens, " is below --max-num-seqs ",
+        limits.max_num_seqs, ": a step must have room for a token of every sequence"));
+  }
+  if (!config.use_kv_cache) {
+    // Every step computes whole sequences: the longest one must fit.
+    limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, limits.max_model_len);
+  }
+  limits.page_size = config.block_size > 0 ? config.block_size : kDefaultPageSize;
+  if (config.num_kv_pages.has_value()) {
+    RETURN_IF_ERROR(positive("--num-kv-pages", *config.num_kv_pages));
+  }
+  if (!(config.memory_utilization > 0.0 && config.memory_utilization <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gpu-memory-utilization: expected a share above 0 and up to 1, found ",
+                     config.memory_utilization));
+  }
+  return limits;
+}
+
+class ShardWorker : public Worker {
+ public:
+  ShardWorker(World& world, ModelSpec spec, EngineLimits limits, ShardLayout layout)
+      : world_(world), spec_(std::move(spec)), limits_(limits), shard_layout_(std::move(layout)) {}
+
+  // Collective.
+  absl::Status Load(const EngineConfig& config, Checkpoint& checkpoint, int64_t num_sampled_ids) {
+    BackendOptions backend_options;
+    backend_options.device = config.device;
+    backend_options.cpu.stream_mode = config.stream_mode;
+    ASSIGN_OR_RETURN(backend_options.cpu.num_threads, AgreeOnThreads(world_));
+    if (config.num_threads > 0) backend_options.cpu.num_threads = config.num_threads;
+    ASSIGN_OR_RETURN(backend_, CreateBackend(backend_options));
+    ASSIGN_OR_RETURN(stream_, backend_->CreateStream());
+    WeightLoadOptions load_options;
+    load_options.dtype = config.dtype;
+    load_options.on_progress = [this](absl::string_view) { world_.control->ReportProgress(); };
+    ASSIGN_OR_RETURN(weights_, LoadWeights(spec_, shard_layout_, world_.self.rank,
+                                           *checkpoint.weights, load_options, *backend_, *stream_));
+
+    DecoderOptions decoder_options;
+    if (config.use_kv_cache) {
+      RETURN_IF_ERROR(CreatePool(config));
+      decoder_options.pool = &*pool_;
+    }
+    decoder_options.limits = StepLimits{
+        .max_tokens = limits_.max_num_batched_tokens,
+        .max_sequences = limits_.max_num_seqs,
+        .max_pages = limits_.max_num_seqs * CeilDiv(limits_.max_model_len, limits_.page_size),
+        .max_logit_rows = std::max(limits_.max_num_seqs,
+                                   std::min(limits_.max_num_batched_tokens, kMaxLogitRows))};
+    max_logit_rows_ = decoder_options.limits.max_logit_rows;
+    decoder_options.max_model_len = limits_.max_model_len;
+    decoder_options.precision =
+        config.int8_activations ? ActivationPrecision::kInt8 : ActivationPrecision::kFloat32;
+    decoder_options.on_layer = [this] { world_.control->ReportProgress(); };
+    ASSIGN_OR_RETURN(inputs_, StepInputs::Create(decoder_options.limits, *backend_));
+    ASSIGN_OR_RETURN(copy_sources_, StepArray<int32_t>::Create(limits_.max_num_seqs, *backend_));
+    ASSIGN_OR_RETURN(copy_targets_, StepArray<int32_t>::Create(limits_.max_num_seqs, *backend_));
+    ASSIGN_OR_RETURN(decoder_,
+                     Decoder::Create(spec_, shard_layout_, world_.self.rank, *weights_,
+                                     std::move(decoder_options), *backend_, *world_.communicator));
+    SamplerOptions sampler_options;
+    sampler_options.vocab_size = spec_.vocab_size;
+    sampler_options.vocab_shards = shard_layout_.VocabularyShards();
+    sampler_options.num_sampled_ids = num_sampled_ids;
+    sampler_options.eos_token_ids = checkpoint.generation.eos_token_ids;
+    ASSIGN_OR_RETURN(sampler_,
+                     Sampler::Create(std::move(sampler_options), *backend_, *world_.communicator));
+    ASSIGN_OR_RETURN(scorer_, PromptScorer::Create(shard_layout_.VocabularyShards(), *backend_,
+                                                   *world_.communicator));
+    slots_.resize(limits_.max_num_seqs);
+    tables_.emplace(limits_.max_num_seqs, shard_layout_.grid.num_stripes(), limits_.num_pages);
+    return world_.control->Barrier();
+  }
+
+  absl::StatusOr<StepResult> Execute(const StepPlan& plan) override {
+    if (plan.epoch != last_epoch_ + 1) {
+      return absl::InternalError(absl::StrCat("step plan: epoch ", plan.epoch, " after ",
+                                              last_epoch_, "; a plan was lost or repeated"));
+    }
+    last_epoch_ = plan.epoch;
+    RETURN_IF_ERROR(ApplySlots(plan));
+    RETURN_IF_ERROR(CopyPages(plan));
+    if (plan.rows.empty()) return StepResult();
+
+    std::vector<const SequenceState*> sampled;
+    StepShape shape;
+    RETURN_IF_ERROR(FillInputs(plan, sampled, shape));
+    RETURN_IF_ERROR(inputs_->Upload(shape, *backend_, *stream_));
+    RETURN_IF_ERROR(decoder_->Forward(*inputs_, shape, *stream_));
+    StepResult result;
+    if (!sampled.empty()) {
+      ASSIGN_OR_RETURN(
+          const ConstMatrixView logits,
+          decoder_->Logits(inputs_->logit_rows.device(), shape.num_logit_rows, *stream_));
+      ASSIGN_OR_RETURN(result.samples, sampler_->Sample(logits, sampled, *stream_));
+      RETURN_IF_ERROR(AppendSamples(plan, result.samples));
+    }
+    RETURN_IF_ERROR(stream_->Synchronize());
+    RETURN_IF_ERROR(ScorePrompts(plan, result));
+    return result;
+  }
+
+  const EngineLimits& limits() const override { return limits_; }
+  const RankLayout& layout() const override { return shard_layout_.ranks[world_.self.rank]; }
+
+ private:
+  // Collective: every rank gets the number of pages that the tightest can hold.
+  absl::Status CreatePool(const EngineConfig& config) {
+    const KvLayout& kv_layout = layout().kv;
+    limits_.retention_window = kv_layout.RetentionWindow();
+    // No use for more than every row at its longest.
+    int64_t num_pages =
+        limits_.max_num_seqs * CeilDiv(limits_.max_model_len + 1, limits_.page_size);
+    if (config.num_kv_pages.has_value()) {
+      num_pages = *config.num_kv_pages;
+    } else if (kv_layout.bytes_per_page() > 0) {
+      const int64_t budget = config.kv_cache_memory_bytes.value_or(static_cast<int64_t>(
+          config.memory_utilization * static_cast<double>(FreeMemoryShare(world_.self))));
+      num_pages = std::min(num_pages, budget / kv_layout.bytes_per_page());
+    }
+    ASSIGN_OR_RETURN(limits_.num_pages, world_.control->AllReduceMin(num_pages));
+    if (limits_.num_pages < 1) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "no memory for a single page of the cache (", kv_layout.bytes_per_page(),
+          " bytes) on some rank; use more ranks or a smaller --max-num-batched-tokens"));
+    }
+    ASSIGN_OR_RETURN(PagePool pool, PagePool::Create(*backend_, kv_layout, limits_.num_pages));
+    pool_.emplace(std::move(pool));
+    return absl::OkStatus();
+  }
+
+  absl::Status ApplySlots(const StepPlan& plan) {
+    RETURN_IF_ERROR(tables_->Apply(plan));
+    for (const int32_t slot : plan.released_slots) slots_[slot].reset();
+    for (const SlotAdmission& admission : plan.admissions) {
+      if (admission.batch_slot < 0 || admission.batch_slot >= limits_.max_num_seqs) {
+        return absl::InternalError(
+            absl::StrCat("step plan: batch slot ", admission.batch_slot, " does not exist"));
+      }
+      slots_[admission.batch_slot].emplace(admission.params, admission.seed, admission.token_ids,
+                                           admission.prompt_length);
+    }
+    if (plan.has_digest && plan.page_table_digest != tables_->Digest()) {
+      return absl::InternalError("page tables differ from rank 0's");
+    }
+    return absl::OkStatus();
+  }
+
+  // Copies the pages of this rank's stripe, at most max_num_seqs at a time.
+  absl::Status CopyPages(const StepPlan& plan) {
+    const int stripe = layout().heads.stripe;
+    int64_t count = 0;
+    const auto flush = [&]() -> absl::Status {
+      if (count == 0) return absl::OkStatus();
+      RETURN_IF_ERROR(copy_sources_->Upload(count, *backend_, *stream_));
+      RETURN_IF_ERROR(copy_targets_->Upload(count, *backend_, *stream_));
+      RETURN_IF_ERROR(
+          pool_->CopyPages(copy_sources_->device(), copy_targets_->device(), count, *stream_));
+      count = 0;
+      return stream_->Synchronize();
+    };
+    for (const PageOp& op : plan.page_ops) {
+      if (op.source.stripe != stripe) continue;
+      copy_sources_->host()[count] = op.source.slot;
+      copy_targets_->host()[count] = op.target.slot;
+      if (++count == limits_.max_num_seqs) RETURN_IF_ERROR(flush());
+    }
+    return flush();
+  }
+
+  absl::Status FillInputs(const StepPlan& plan, std::vector<const SequenceState*>& sampled,
+                          StepShape& shape) {
+    shape.num_sequences = static_cast<int64_t>(plan.rows.size());
+    if (shape.num_sequences > limits_.max_num_seqs ||
+        plan.NumTokens() > limits_.max_num_batched_tokens) {
+      return absl::InternalError(absl::StrCat("step plan: ", plan.rows.size(), " rows of ",
+                                              plan.NumTokens(), " tokens are above the limits"));
+    }
+    const int stripe = layout().heads.stripe;
+    inputs_->query_starts.host()[0] = 0;
+    inputs_->page_starts.host()[0] = 0;
+    int64_t sequence = 0;
+    for (const PlanRow& row : plan.rows) {
+      if (row.batch_slot < 0 || row.batch_slot >= limits_.max_num_seqs ||
+          !slots_[row.batch_slot].has_value()) {
+        return absl::InternalError(
+            absl::StrCat("step plan: batch slot ", row.batch_slot, " is empty"));
+      }
+      const SequenceState& state = *slots_[row.batch_slot];
+      const int64_t end = int64_t{row.first_position} + row.query_length;
+      if (row.query_length < 1 || row.first_position < 0 || end > state.position() ||
+          (row.sample && end != state.position())) {
+        return absl::InternalError(absl::StrCat("step plan: row of positions ", row.first_position,
+                                                " to ", end, " in a sequence of ",
+                                                state.position()));
+      }
+      for (int64_t position = row.first_position; position < end; ++position) {
+        const int64_t token = shape.num_tokens++;
+        inputs_->token_ids.host()[token] = state.token_ids()[position];
+        inputs_->positions.host()[token] = static_cast<int32_t>(position);
+        if (pool_.has_value()) RETURN_IF_ERROR(FillAppend(row.batch_slot, position, token));
+      }
+      if (pool_.has_value()) FillPages(tables_->table(row.batch_slot), stripe, end, shape);
+      if (row.sample) {
+        inputs_->logit_rows.host()[shape.num_logit_rows++] =
+            static_cast<int32_t>(shape.num_tokens - 1);
+        sampled.push_back(&state);
+      }
+      ++sequence;
+      inputs_->query_starts.host()[sequence] = static_cast<int32_t>(shape.num_tokens);
+      inputs_->page_starts.host()[sequence] = static_cast<int32_t>(shape.num_pages);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FillAppend(int32_t batch_slot, int64_t position, int64_t token) {
+    const PageTable& table = tables_->table(batch_slot);
+    const int64_t page = position / limits_.page_size;
+    if (page < table.first_page || page >= table.end_page()) {
+      return absl::InternalError(
+          absl::StrCat("step plan: slot ", batch_slot, " has no page for position ", position));
+    }
+    const PageLocation& location = table.pages[page - table.first_page];
+    inputs_->append_slots.host()[token] =
+        location.stripe == layout().heads.stripe ? location.slot : -1;
+    inputs_->append_offsets.host()[token] = static_cast<int32_t>(position % limits_.page_size);
+    return absl::OkStatus();
+  }
+
+  // This rank's pages of a sequence whose first `end` positions are stored after the step.
+  void FillPages(const PageTable& table, int stripe, int64_t end, StepShape& shape) {
+    int64_t first_position = table.first_page * limits_.page_size;
+    for (const PageLocation& location : table.pages) {
+      if (first_position >= end) break;
+      if (location.stripe == stripe) {
+        inputs_->pages.host()[shape.num_pages++] = {
+            location.slot, static_cast<int32_t>(std::min(limits_.page_size, end - first_position)),
+            static_cast<int32_t>(first_position)};
+      }
+      first_position += limits_.page_size;
+    }
+  }
+
+  absl::Status AppendSamples(const StepPlan& plan, const std::vector<SampledToken>& samples) {
+    size_t next = 0;
+    for (const PlanRow& row : plan.rows) {
+      if (!row.sample) continue;
+      const SampledToken& sample = samples[next++];
+      // A failed row is released by the next plan.
+      if (sample.status.ok()) slots_[row.batch_slot]->Append(sample.token_id);
+    }
+    return absl::OkStatus();
+  }
+
+  // Collective. Log-probabilities of the prompt tokens after each position of the rows that ask for
+  // them, in pieces of the rows that the decoder can give logits of at once.
+  absl::Status ScorePrompts(const StepPlan& plan, StepResult& result) {
+    int64_t first_token = 0;
+    for (size_t i = 0; i < plan.rows.size(); ++i) {
+      const PlanRow& row = plan.rows[i];
+      const SequenceState& state = *slots_[row.batch_slot];
+      const SamplingParams& params = state.params();
+      if (params.ScoresPrompt() && row.first_position < state.prompt_length()) {
+        StepResult::PromptScore score;
+        score.row = static_cast<int32_t>(i);
+        const int64_t num_scored =
+            std::min<int64_t>(row.query_length, state.prompt_length() - row.first_position);
+        for (int64_t done = 0; done < num_scored; done += max_logit_rows_) {
+          RETURN_IF_ERROR(ScorePiece(state, row.first_position + done, first_token + done,
+                                     std::min(max_logit_rows_, num_scored - done), score));
+        }
+        result.prompt_scores.push_back(std::move(score));
+      }
+      first_token += row.query_length;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ScorePiece(const SequenceState& state, int64_t first_position, int64_t first_token,
+                          int64_t count, StepResult::PromptScore& score) {
+    std::vector<int32_t> targets(count, -1);
+    int64_t num_targets = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      inputs_->logit_rows.host()[i] = static_cast<int32_t>(first_token + i);
+      if (first_position + i + 1 < state.prompt_length()) {
+        targets[i] = state.token_ids()[first_position + i + 1];
+        ++num_targets;
+      }
+    }
+    RETURN_IF_ERROR(inputs_->logit_rows.Upload(count, *backend_, *stream_));
+    ASSIGN_OR_RETURN(const ConstMatrixView logits,
+                     decoder_->Logits(inputs_->logit_rows.device(), count, *stream_));
+    ASSIGN_OR_RETURN(ScoredRows rows,
+                     scorer_->Score(logits, targets, state.params().prompt_logits, *stream_));
+    score.logprobs.insert(score.logprobs.end(), rows.logprobs.begin(),
+                          rows.logprobs.begin() + num_targets);
+    score.logits.insert(score.logits.end(), rows.logits.begin(), rows.logits.end());
+    return absl::OkStatus();
+  }
+
+  World& world_;
+  const ModelSpec spec_;
+  EngineLimits limits_;
+  const ShardLayout shard_layout_;
+  int64_t max_logit_rows_ = 0;
+
+  // Memory goes before the backend, what points at memory before that.
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  std::optional<ModelWeights> weights_;
+  std::optional<PagePool> pool_;  // none without a cache
+  std::optional<StepInputs> inputs_;
+  std::optional<StepArray<int32_t>> copy_sources_;
+  std::optional<StepArray<int32_t>> copy_targets_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<PromptScorer> scorer_;
+
+  uint64_t last_epoch_ = 0;
+  std::optional<PageTableMirror> tables_;
+  std::vector<std::optional<SequenceState>> slots_;  // [max_num_seqs]
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& config,
+                                                       Checkpoint& checkpoint,
+                                                       int64_t num_sampled_ids, World& world) {
+  // What a rank can refuse it refuses before any weight is read, and all ranks together.
+  const auto prepare = [&]() -> absl::StatusOr<std::unique_ptr<ShardWorker>> {
+    ASSIGN_OR_RETURN(const EngineLimits limits, ChooseLimits(config, checkpoint.spec));
+    ShardLayoutOptions options;
+    options.num_ranks = world.self.size;
+    options.weight_dtype = config.dtype;
+    options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
+    options.page_size = limits.page_size;
+    options.memory_bytes = FreeMemoryShare(world.self);
+    ASSIGN_OR_RETURN(ShardLayout layout,
+                     BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
+    return std::make_unique<ShardWorker>(world, checkpoint.spec, limits, std::move(layout));
+  };
+  absl::StatusOr<std::unique_ptr<ShardWorker>> worker = prepare();
+  RETURN_IF_ERROR(AgreeOnStatus(worker.status(), *world.control));
+  RETURN_IF_ERROR((*worker)->Load(config, checkpoint, num_sampled_ids));
+  return std::unique_ptr<Worker>(*std::move(worker));
+}
+
+}  // namespace heddle

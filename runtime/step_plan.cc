@@ -2,7 +2,9 @@
 
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -71,6 +73,7 @@ class Reader {
   void operator()(std::optional<T>& value) {
     bool present = false;
     (*this)(present);
+    value.reset();
     if (present) (*this)(value.emplace());
   }
   template <typename T>
@@ -238,10 +241,11 @@ std::string SerializeStepPlan(const StepPlan& plan) {
 }
 
 absl::StatusOr<StepPlan> ParseStepPlan(absl::string_view bytes) {
-  if (bytes.empty() || static_cast<uint8_t>(bytes[0]) != kVersion) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step plan: version ", bytes.empty() ? -1 : static_cast<uint8_t>(bytes[0]),
-                     " where ", kVersion, " is due; all ranks must run the same build"));
+  if (bytes.empty()) return absl::InvalidArgumentError("step plan: has no bytes");
+  if (const uint8_t version = bytes[0]; version != kVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("step plan: version ", version, " where ",
+                                                   kVersion,
+                                                   " is due; all ranks must run the same build"));
   }
   Reader reader(bytes.substr(1));
   StepPlan plan;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/random_seed.h"
@@ -120,14 +122,18 @@ absl::Status Coordinator::Step(Worker& worker, ControlChannel& control) {
   CountStep(plan, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 
   for (const StepResult::PromptScore& score : result.prompt_scores) {
-    TakePromptScore(step.sequences[score.row], plan.rows[score.row], score);
+    const SequenceId id = step.sequences[score.row];
+    const absl::Status scored = TakePromptScore(id, plan.rows[score.row], score);
+    if (!scored.ok()) EndSequence(id, FinishReason::kError, scored);
   }
   size_t next_sample = 0;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const SequenceId id = step.sequences[i];
+    const bool ended = !sequences_.contains(id);
     if (plan.rows[i].sample) {
-      TakeSample(id, result.samples[next_sample++]);
-    } else if (EndsPromptOnly(id, plan.rows[i])) {
+      const SampledToken& sample = result.samples[next_sample++];
+      if (!ended) TakeSample(id, sample);
+    } else if (!ended && EndsPromptOnly(id, plan.rows[i])) {
       EndSequence(id, FinishReason::kLength, absl::OkStatus());
     }
   }
@@ -140,13 +146,17 @@ bool Coordinator::EndsPromptOnly(SequenceId id, const PlanRow& row) const {
                                          static_cast<int64_t>(admitted.prompt_token_ids.size());
 }
 
-void Coordinator::TakePromptScore(SequenceId id, const PlanRow& row,
-                                  const StepResult::PromptScore& score) {
+absl::Status Coordinator::TakePromptScore(SequenceId id, const PlanRow& row,
+                                          const StepResult::PromptScore& score) {
   ActiveRequest& request = *sequences_.at(id).request;
   // After a preemption the prompt comes again from its start: what is known already is dropped.
   std::vector<float>& logprobs = request.prompt_logprobs;
   if (logprobs.empty()) logprobs.push_back(0.0f);  // the first token has none
   for (size_t i = 0; i < score.logprobs.size(); ++i) {
+    if (std::isnan(score.logprobs[i])) {
+      return absl::DataLossError(
+          absl::StrCat("the logits of position ", row.first_position + i, " are not finite"));
+    }
     if (row.first_position + i + 1 == logprobs.size()) logprobs.push_back(score.logprobs[i]);
   }
   std::vector<float>& logits = request.prompt_logits;
@@ -156,6 +166,7 @@ void Coordinator::TakePromptScore(SequenceId id, const PlanRow& row,
     const float* begin = score.logits.data() + i * vocab_size;
     logits.insert(logits.end(), begin, begin + vocab_size);
   }
+  return absl::OkStatus();
 }
 
 void Coordinator::TakeSample(SequenceId id, const SampledToken& sample) {

@@ -79,7 +79,9 @@ class Coordinator {
 
   void StartSequence(ActiveRequest& request, int64_t index);
   void TakeSample(SequenceId id, const SampledToken& sample);
-  void TakePromptScore(SequenceId id, const PlanRow& row, const StepResult::PromptScore& score);
+  // DataLoss if the model gave no numbers.
+  absl::Status TakePromptScore(SequenceId id, const PlanRow& row,
+                               const StepResult::PromptScore& score);
   // Whether the row is the last of a request that wanted its prompt computed and nothing more.
   bool EndsPromptOnly(SequenceId id, const PlanRow& row) const;
   // Hands out a piece; if it ends the sequence, forgets it and, after its last one, the request.

@@ -31,20 +31,20 @@ absl::StatusOr<int64_t> ShareNumSampledIds(const Tokenizer* tokenizer, ControlCh
   return std::stoll(message);
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const Checkpoint& checkpoint,
-                                                         LoadFormat format) {
-  if (checkpoint.gguf_vocabulary.has_value()) return MakeGgufTokenizer(*checkpoint.gguf_vocabulary);
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      LoadTokenizer(checkpoint.tokenizer_directory);
-  if (absl::IsNotFound(tokenizer.status())) {
-    if (format != LoadFormat::kDummy) {
-      LOG(WARNING) << "no tokenizer beside the model: prompts must be token ids, and there is no "
-                      "text ("
-                   << tokenizer.status().message() << ")";
-    }
-    return std::unique_ptr<Tokenizer>();
+// Null, with a warning, if there is none.
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const Checkpoint& checkpoint) {
+  const std::optional<GgufVocabulary>& gguf = checkpoint.gguf_vocabulary;
+  if (gguf.has_value() && !gguf->model.empty()) return MakeGgufTokenizer(*gguf);
+  absl::Status missing = absl::NotFoundError("the file has no tokenizer.ggml.model");
+  if (!gguf.has_value()) {
+    absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+        LoadTokenizer(checkpoint.tokenizer_directory);
+    if (!absl::IsNotFound(tokenizer.status())) return tokenizer;
+    missing = tokenizer.status();
   }
-  return tokenizer;
+  LOG(WARNING) << "no tokenizer: prompts must be token ids, and there is no text ("
+               << missing.message() << ")";
+  return std::unique_ptr<Tokenizer>();
 }
 
 }  // namespace
@@ -128,8 +128,7 @@ class Engine::Impl {
         OpenCheckpoint(config_.model, config_.load_format, config_.seed);
     absl::Status opened = checkpoint.status();
     if (opened.ok()) {
-      absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-          OpenTokenizer(*checkpoint, config_.load_format);
+      absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = OpenTokenizer(*checkpoint);
       opened = tokenizer.status();
       if (opened.ok()) tokenizer_ = *std::move(tokenizer);
     }

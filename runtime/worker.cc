@@ -58,10 +58,11 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
   EngineLimits limits;
   limits.max_model_len =
       config.max_model_len > 0 ? config.max_model_len : spec.max_position_embeddings;
-  if (limits.max_model_len > spec.max_position_embeddings) {
+  const int64_t most = MaxContextLength(spec);
+  if (limits.max_model_len > most) {
     return absl::InvalidArgumentError(absl::StrCat("--max-model-len ", limits.max_model_len,
-                                                   " is above the model's limit of ",
-                                                   spec.max_position_embeddings, " positions"));
+                                                   " is above the model's limit of ", most,
+                                                   " positions"));
   }
   limits.max_num_seqs = config.max_num_seqs;
   RETURN_IF_ERROR(positive("--max-num-seqs", limits.max_num_seqs));
@@ -365,6 +366,7 @@ class ShardWorker : public Worker {
                      decoder_->Logits(inputs_->logit_rows.device(), count, *stream_));
     ASSIGN_OR_RETURN(ScoredRows rows,
                      scorer_->Score(logits, targets, state.params().prompt_logits, *stream_));
+    if (world_.self.rank != 0) return absl::OkStatus();
     score.logprobs.insert(score.logprobs.end(), rows.logprobs.begin(),
                           rows.logprobs.begin() + num_targets);
     score.logits.insert(score.logits.end(), rows.logits.begin(), rows.logits.end());

@@ -16,7 +16,7 @@
 
 namespace heddle {
 
-// What one step gave; equal on every rank but for `logits`, which rank 0 alone holds.
+// What one step gave; `samples` are equal on every rank, scores are on rank 0 alone.
 struct StepResult {
   // Of each plan row that samples, in the plan's order.
   std::vector<SampledToken> samples;

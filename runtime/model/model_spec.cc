@@ -1,5 +1,6 @@
 #include "runtime/model/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -103,6 +104,25 @@ std::vector<std::string> FindSpecProblems(const ModelSpec& spec) {
   if (spec.bos_token_id) problems.CheckId("bos_token_id", *spec.bos_token_id, spec.vocab_size);
   CheckRope(spec, problems);
   return list;
+}
+
+int64_t MaxContextLength(const ModelSpec& spec) {
+  const RopeSpec& rope = spec.rope;
+  double length = 0;
+  switch (rope.scaling) {
+    case RopeSpec::Scaling::kNone:
+    case RopeSpec::Scaling::kLlama3:  // the config states the scaled length
+      break;
+    case RopeSpec::Scaling::kLinear:
+    case RopeSpec::Scaling::kDynamic:
+      length = static_cast<double>(spec.max_position_embeddings) * rope.factor;
+      break;
+    case RopeSpec::Scaling::kYarn:
+      length = static_cast<double>(rope.original_max_position_embeddings) * rope.factor;
+      break;
+  }
+  const auto scaled = static_cast<int64_t>(std::min(length, static_cast<double>(kMaxIds)));
+  return std::max(spec.max_position_embeddings, scaled);
 }
 
 std::vector<ExpectedTensor> ExpectedTensors(const ModelSpec& spec) {

@@ -45,6 +45,10 @@ struct ModelSpec {
   DType stored_dtype = DType::kFloat32;  // as the config declares it; tensors may differ
 };
 
+// The longest sequence that makes sense: scaled rotary embeddings reach `factor` times beyond the
+// length that the model was trained at.
+int64_t MaxContextLength(const ModelSpec& spec);
+
 // Parses a Hugging Face config.json. Every problem is listed in one InvalidArgument error;
 // `file_name` is named in it.
 absl::StatusOr<ModelSpec> ParseModelConfig(absl::string_view json, absl::string_view file_name);

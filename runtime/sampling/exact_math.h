@@ -23,20 +23,13 @@ inline double ExactExp(double x) {
   const double shifted = clamped * 0x1.71547652b82fep+0 + kShifter;
   const double k = shifted - kShifter;
   const double r = (clamped - k * kLn2High) - k * kLn2Low;  // |r| <= ln(2) / 2
-  double sum = 1.0 / 6227020800;                            // Taylor: 1/13!, 1/12!, ...
-  sum = sum * r + 1.0 / 479001600;
-  sum = sum * r + 1.0 / 39916800;
-  sum = sum * r + 1.0 / 3628800;
-  sum = sum * r + 1.0 / 362880;
-  sum = sum * r + 1.0 / 40320;
-  sum = sum * r + 1.0 / 5040;
-  sum = sum * r + 1.0 / 720;
-  sum = sum * r + 1.0 / 120;
-  sum = sum * r + 1.0 / 24;
-  sum = sum * r + 1.0 / 6;
-  sum = sum * r + 0.5;
-  sum = sum * r + 1.0;
-  sum = sum * r + 1.0;
+  // Taylor to the 13th power, as a tree, so that its operations overlap.
+  const double r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+  const double p0 = (1.0 + r) + (1.0 / 2 + 1.0 / 6 * r) * r2;
+  const double p4 = (1.0 / 24 + 1.0 / 120 * r) + (1.0 / 720 + 1.0 / 5040 * r) * r2;
+  const double p8 = (1.0 / 40320 + 1.0 / 362880 * r) + (1.0 / 3628800 + 1.0 / 39916800 * r) * r2;
+  const double p12 = 1.0 / 479001600 + 1.0 / 6227020800 * r;
+  const double sum = (p0 + p4 * r4) + (p8 + p12 * r4) * r8;
   const double power = std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023) << 52);
   return x < -708.0 ? 0.0 : sum * power;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <limits>
 
 #include "kernels/base/logging.h"
@@ -16,30 +17,56 @@ namespace {
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 
-// The random bits of the ids 2 * pair and 2 * pair + 1.
-std::array<uint64_t, 2> PairBits(const NoiseKey& key, uint32_t pair) {
+// Noise is drawn for groups of neighbouring ids: word w of the lane-th counter of a group belongs
+// to its id 32 w + lane, so that words follow each other as ids do. Each id has two draws: 32 bits
+// that nearly always tell whether it may win, and 20 that make its noise fine.
+constexpr int kLanes = 32;
+constexpr int64_t kGroupIds = 4 * kLanes;
+enum class Draw : uint32_t { kHigh = 0, kLow = 1 };
+
+std::array<uint32_t, 4> CounterOf(const NoiseKey& key, int64_t group, int lane, Draw draw) {
   const uint64_t position = static_cast<uint64_t>(key.position);
-  const std::array<uint32_t, 4> words = Philox4x32(
-      {pair, static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0}, key.seed);
-  return {uint64_t{words[0]} << 32 | words[1], uint64_t{words[2]} << 32 | words[3]};
+  return {static_cast<uint32_t>(group * kLanes + lane), static_cast<uint32_t>(position),
+          static_cast<uint32_t>(position >> 32), static_cast<uint32_t>(draw)};
 }
 
-// 1 - u, in (0, 1): the middles of 2^52 equal steps, all of them exact.
-double Complement(uint64_t bits) { return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52; }
+uint32_t DrawBits(const NoiseKey& key, int64_t id, Draw draw) {
+  const int64_t index = id % kGroupIds;
+  const auto counter = CounterOf(key, id / kGroupIds, static_cast<int>(index % kLanes), draw);
+  return Philox4x32(counter, key.seed)[index / kLanes];
+}
 
-double Gumbel(double complement) { return -ExactLog(-ExactLog(1.0 - complement)); }
+// The high draws of a group's ids.
+std::array<uint32_t, kGroupIds> DrawGroup(const NoiseKey& key, int64_t group) {
+  uint32_t words[4][kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const std::array<uint32_t, 4> counter = CounterOf(key, group, lane, Draw::kHigh);
+    for (int word = 0; word < 4; ++word) words[word][lane] = counter[word];
+  }
+  PhiloxRounds(key.seed, words);
+  std::array<uint32_t, kGroupIds> bits;
+  std::memcpy(bits.data(), words, sizeof(words));
+  return bits;
+}
 
-// Not below Gumbel(complement), at the price of reading an exponent: -log u >= 1 - u. The slack
-// covers rounding.
-double GumbelBound(double complement) {
-  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(complement) >> 52) - 1023;
-  return -exponent * kLn2 + 1e-9;
+double NoiseFromBits(uint32_t high, uint32_t low) {
+  // 1 - u is the middle of one of 2^52 equal steps of (0, 1); both are exact.
+  const uint64_t step = uint64_t{high} << 20 | low >> 12;
+  const double complement = (static_cast<double>(step) + 0.5) * 0x1p-52;
+  return -ExactLog(-ExactLog(1.0 - complement));
+}
+
+// A little above the noise with these high bits, without a logarithm: -log u >= 1 - u, and the bits
+// of a float x > 0, read as an integer, are at most 2^23 (127 + log2 x). The slack covers rounding.
+double NoiseBound(uint32_t high) {
+  const float x = static_cast<float>(static_cast<int32_t>(high >> 1));  // <= 2^31 (1 - u)
+  return kLn2 * (127 + 31) - kLn2 * 0x1p-23 * std::bit_cast<int32_t>(x) + 1e-6;
 }
 
 }  // namespace
 
 double GumbelNoise(const NoiseKey& key, int32_t id) {
-  return Gumbel(Complement(PairBits(key, static_cast<uint32_t>(id) / 2)[id % 2]));
+  return NoiseFromBits(DrawBits(key, id, Draw::kHigh), DrawBits(key, id, Draw::kLow));
 }
 
 ScoredToken Argmax(std::span<const float> logits, int32_t first_id) {
@@ -51,23 +78,26 @@ ScoredToken Argmax(std::span<const float> logits, int32_t first_id) {
 
 ScoredToken GumbelArgmax(std::span<const float> logits, int32_t first_id,
                          double inverse_temperature, const NoiseKey& key) {
-  ScoredToken best;
+  ScoredToken best = {.id = -1, .score = -std::numeric_limits<double>::infinity()};
   const int64_t end_id = first_id + static_cast<int64_t>(logits.size());
-  const auto offer = [&](int64_t id, uint64_t bits) {
-    if (id < first_id || id >= end_id) return;
-    const float logit = logits[id - first_id];
-    if (logit == kNegativeInfinity) return;
-    const double scaled = logit * inverse_temperature;
-    const double complement = Complement(bits);
+  for (int64_t group = first_id / kGroupIds; group * kGroupIds < end_id; ++group) {
+    const std::array<uint32_t, kGroupIds> high = DrawGroup(key, group);
+    const int64_t begin = std::max<int64_t>(group * kGroupIds, first_id);
+    const int64_t end = std::min((group + 1) * kGroupIds, end_id);
+    const uint32_t* const bits = &high[begin % kGroupIds];
+    const float* const of_group = &logits[begin - first_id];
     // Logarithms only for those few that may win.
-    if (best.id >= 0 && scaled + GumbelBound(complement) < best.score) return;
-    const ScoredToken offered{static_cast<int32_t>(id), scaled + Gumbel(complement)};
-    if (best.YieldsTo(offered)) best = offered;
-  };
-  for (int64_t pair = first_id / 2; pair * 2 < end_id; ++pair) {
-    const std::array<uint64_t, 2> bits = PairBits(key, static_cast<uint32_t>(pair));
-    offer(pair * 2, bits[0]);
-    offer(pair * 2 + 1, bits[1]);
+    std::array<double, kGroupIds> bounds;
+    for (int64_t i = 0; i < end - begin; ++i) {
+      bounds[i] = of_group[i] * inverse_temperature + NoiseBound(bits[i]);
+    }
+    for (int64_t i = 0; i < end - begin; ++i) {
+      if (bounds[i] < best.score || of_group[i] == kNegativeInfinity) continue;
+      const int32_t id = static_cast<int32_t>(begin + i);
+      const double noise = NoiseFromBits(bits[i], DrawBits(key, id, Draw::kLow));
+      const ScoredToken offered{id, of_group[i] * inverse_temperature + noise};
+      if (best.YieldsTo(offered)) best = offered;
+    }
   }
   return best;
 }

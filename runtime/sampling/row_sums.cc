@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "runtime/sampling/exact_math.h"
 
@@ -52,20 +53,34 @@ int64_t FirstNotFinite(std::span<const float> logits) {
          logits.begin();
 }
 
+namespace {
+
+// The sum of exp((logit - max) * scale) over at most kVocabularyBlock logits: lane i adds every
+// kLanes-th term, then the lanes are added in order.
+double SumOfBlock(std::span<const float> block, double max, double scale) {
+  std::array<double, kVocabularyBlock> terms;
+  std::array<double, kLanes> lanes{};
+  const int64_t size = static_cast<int64_t>(block.size());
+  for (int64_t i = 0; i < size; ++i) terms[i] = ExactExp((block[i] - max) * scale);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += terms[i + lane];
+  }
+  for (; i < size; ++i) lanes[i % kLanes] += terms[i];
+  return std::accumulate(lanes.begin(), lanes.end(), 0.0);
+}
+
+}  // namespace
+
 std::vector<BlockSum> SumBlocks(std::span<const float> logits, double scale) {
   const int64_t size = static_cast<int64_t>(logits.size());
   std::vector<BlockSum> blocks;
   blocks.reserve(NumBlocks(size));
-  std::array<double, kVocabularyBlock> terms;
   for (int64_t begin = 0; begin < size; begin += kVocabularyBlock) {
     const std::span<const float> block =
         logits.subspan(begin, std::min(kVocabularyBlock, size - begin));
     BlockSum result{.max = RowMax(block)};
-    if (result.max != kNegativeInfinity) {
-      const double max = result.max;
-      for (size_t i = 0; i < block.size(); ++i) terms[i] = ExactExp((block[i] - max) * scale);
-      for (size_t i = 0; i < block.size(); ++i) result.sum += terms[i];
-    }
+    if (result.max != kNegativeInfinity) result.sum = SumOfBlock(block, result.max, scale);
     blocks.push_back(result);
   }
   return blocks;

@@ -9,7 +9,8 @@
 
 namespace heddle {
 
-// Ids [1024 i, 1024 (i + 1)) of a row: the sum, in id order, of exp((logit - max) * scale).
+// Ids [1024 i, 1024 (i + 1)) of a row: the sum, in an order of its own, of
+// exp((logit - max) * scale).
 struct BlockSum {
   float max = 0.0f;  // -infinity where every logit is
   double sum = 0.0;

@@ -82,7 +82,7 @@ TEST(GumbelArgmax, SlicesAndCandidatesFindTheTokenOfTheWholeRow) {
     EXPECT_EQ(whole.id, best.id);
     EXPECT_EQ(whole.score, best.score);
 
-    const int64_t cut = random() % (size + 1);  // odd cuts split the pairs that share random bits
+    const int64_t cut = random() % (size + 1);  // most cut a group that shares random bits
     const std::span<const float> all = logits;
     ScoredToken merged = GumbelArgmax(all.first(cut), 0, inverse_temperature, key);
     const ScoredToken second =

@@ -240,7 +240,9 @@ class Engine::Impl {
     if (coordinator_->Contains(id)) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     in_flight_.erase(id);
-    if (in_flight_.empty()) drained_.notify_all();
+    if (!in_flight_.empty()) return;
+    if (!reset_stats_) stats_ = WithSizes(coordinator_->stats());
+    drained_.notify_all();
   }
 
   // Everything about a request that could be refused.

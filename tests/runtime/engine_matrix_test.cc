@@ -1,0 +1,213 @@
+// Equal tokens whatever the ranks, the batch, the cache, the chunks, the pages and the preemptions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/covering_array.h"
+#include "tests/support/engine_world.h"
+#include "tests/support/golden.h"
+
+namespace heddle {
+namespace {
+
+struct Setting {
+  std::string model;
+  int num_ranks = 1;
+  size_t batch = 8;
+  bool prefix_caching = true;
+  int64_t chunk = 0;
+  int64_t page_size = 16;
+  bool small_pool = false;
+  CpuStreamMode stream_mode = CpuStreamMode::kImmediate;
+
+  std::string ToString() const {
+    return absl::StrCat(model, ": ", num_ranks, " ranks, batch ", batch, ", prefix caching ",
+                        prefix_caching, ", chunk ", chunk, ", page ", page_size, ", small pool ",
+                        small_pool, ", deferred ", stream_mode == CpuStreamMode::kDeferred);
+  }
+};
+
+const std::vector<std::string> kModels = {"gqa-odd", "gqa-a", "mqa", "mistral-window", "tied"};
+const std::vector<int> kRanks = {1, 2, 3, 4, 5, 8};
+const std::vector<size_t> kBatches = {8, 1};
+const std::vector<int64_t> kChunks = {64, 1, 7};
+const std::vector<int64_t> kPageSizes = {16, 1, 3, 64, 128};
+
+const std::vector<size_t> kSizes = {
+    kModels.size(), kRanks.size(), kBatches.size(), 2, kChunks.size(), kPageSizes.size(), 2, 2};
+
+Setting SettingOf(const std::vector<size_t>& row) {
+  Setting setting;
+  setting.model = kModels[row[0]];
+  setting.num_ranks = kRanks[row[1]];
+  setting.batch = kBatches[row[2]];
+  setting.prefix_caching = row[3] == 0;
+  setting.chunk = kChunks[row[4]];
+  setting.page_size = kPageSizes[row[5]];
+  setting.small_pool = row[6] == 1;
+  setting.stream_mode = row[7] == 0 ? CpuStreamMode::kImmediate : CpuStreamMode::kDeferred;
+  return setting;
+}
+
+constexpr int64_t kOutputLength = 12;
+
+// Greedy and sampled requests, half of them behind a common prefix.
+std::vector<Request> Requests() {
+  std::mt19937 random(7);
+  std::uniform_int_distribution<int32_t> token(0, 89);
+  std::vector<int32_t> prefix(20);
+  for (int32_t& id : prefix) id = token(random);
+  std::vector<Request> requests;
+  for (int i = 0; i < 12; ++i) {
+    std::vector<int32_t> prompt;
+    if (i % 2 == 0) prompt = prefix;
+    for (int j = 0; j < 1 + 3 * i; ++j) prompt.push_back(token(random));
+    Request request = GreedyRequest(std::move(prompt), kOutputLength);
+    if (i % 3 == 1) {
+      request.params.temperature = 0.8;
+      request.params.seed = 100 + i;
+    }
+    if (i % 3 == 2) {
+      request.params.temperature = 1.2;
+      request.params.top_k = 20;
+      request.params.top_p = 0.9;
+      request.params.seed = 100 + i;
+    }
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// What the longest request needs, and little more.
+int64_t SmallPool(int64_t page_size) {
+  const int64_t longest = 20 + 1 + 3 * 10 + kOutputLength;
+  return std::max((longest + 1 + page_size - 1) / page_size + 1, (2 * longest) / page_size);
+}
+
+EngineConfig ConfigOf(const Setting& setting) {
+  const absl::StatusOr<GoldenModel> model = LoadGoldenModel(setting.model);
+  EngineConfig config = TestEngineConfig(model->path);
+  config.max_model_len = model->max_model_len;
+  config.max_num_seqs = static_cast<int64_t>(setting.batch);
+  config.max_num_batched_tokens = 256;
+  config.enable_prefix_caching = setting.prefix_caching;
+  config.prefill_chunk = setting.chunk;
+  config.block_size = setting.page_size;
+  config.num_kv_pages = setting.small_pool ? SmallPool(setting.page_size) : 1024;
+  config.stream_mode = setting.stream_mode;
+  return config;
+}
+
+std::vector<std::vector<int32_t>> TokensOf(const EngineRun& run) {
+  std::vector<std::vector<int32_t>> tokens;
+  for (const std::vector<CollectedSequence>& sequences : run.results) {
+    tokens.push_back(sequences.front().token_ids);
+  }
+  return tokens;
+}
+
+class EngineMatrix : public ::testing::Test {
+ protected:
+  // Counts what the settings are meant to bring about.
+  void Check(const Setting& setting) {
+    const std::vector<Request> requests = Requests();
+    const absl::StatusOr<EngineRun> run =
+        RunRequests(ConfigOf(setting), setting.num_ranks, requests);
+    ASSERT_TRUE(run.ok()) << setting.ToString() << ": " << run.status();
+    EXPECT_EQ(TokensOf(*run), ReferenceOf(setting.model)) << setting.ToString();
+    EXPECT_EQ(run->stats.num_failed_sequences, 0);
+    EXPECT_EQ(run->stats.num_finished_sequences, static_cast<int64_t>(requests.size()));
+    EXPECT_EQ(run->stats.num_running + run->stats.num_waiting, 0);
+    num_preemptions_ += run->stats.num_preemptions;
+    if (setting.prefix_caching) {
+      num_cached_tokens_ += run->stats.num_cached_tokens;
+    } else {
+      EXPECT_EQ(run->stats.num_cached_tokens, 0) << setting.ToString();
+    }
+  }
+
+  // One rank, one request at a time, whole prompts, no cache at all.
+  const std::vector<std::vector<int32_t>>& ReferenceOf(const std::string& model) {
+    std::vector<std::vector<int32_t>>& reference = references_[model];
+    if (reference.empty()) {
+      Setting setting;
+      setting.model = model;
+      setting.batch = 1;
+      EngineConfig config = ConfigOf(setting);
+      config.use_kv_cache = false;
+      const absl::StatusOr<EngineRun> run = RunRequests(config, 1, Requests());
+      EXPECT_TRUE(run.ok()) << run.status();
+      if (run.ok()) reference = TokensOf(*run);
+    }
+    return reference;
+  }
+
+  std::map<std::string, std::vector<std::vector<int32_t>>> references_;
+  int64_t num_preemptions_ = 0;
+  int64_t num_cached_tokens_ = 0;
+};
+
+TEST_F(EngineMatrix, PairsOfSettings) {
+  for (const std::vector<size_t>& row : PairwiseCoveringArray(kSizes)) Check(SettingOf(row));
+  EXPECT_GT(num_preemptions_, 0);
+  EXPECT_GT(num_cached_tokens_, 0);
+}
+
+TEST_F(EngineMatrix, NightlyAllSettings) {
+  for (const std::vector<size_t>& row : FullProduct(kSizes)) Check(SettingOf(row));
+}
+
+// At a fixed rank count the promise is stronger: equal bits.
+TEST_F(EngineMatrix, LogprobsHaveEqualBits) {
+  for (const int num_ranks : {1, 3}) {
+    std::vector<std::vector<float>> reference;
+    for (const std::vector<size_t>& row : PairwiseCoveringArray({2, 2, 3, 5, 2, 2})) {
+      Setting setting;
+      setting.model = "gqa-odd";
+      setting.num_ranks = num_ranks;
+      setting.batch = kBatches[row[0]];
+      setting.prefix_caching = row[1] == 0;
+      setting.chunk = kChunks[row[2]];
+      setting.page_size = kPageSizes[row[3]];
+      setting.small_pool = row[4] == 1;
+      EngineConfig config = ConfigOf(setting);
+      config.num_threads = 1 + static_cast<int>(row[5]);
+      std::vector<Request> requests = Requests();
+      for (Request& request : requests) request.params.logprobs = 3;
+      const absl::StatusOr<EngineRun> run = RunRequests(config, num_ranks, requests);
+      ASSERT_TRUE(run.ok()) << run.status();
+      std::vector<std::vector<float>> logprobs;
+      for (const std::vector<CollectedSequence>& sequences : run->results) {
+        std::vector<float>& values = logprobs.emplace_back();
+        for (const PositionLogprobs& position : sequences.front().logprobs) {
+          values.push_back(position.chosen.logprob);
+          for (const TokenLogprob& top : position.top) values.push_back(top.logprob);
+        }
+        EXPECT_EQ(values.size(), 4u * kOutputLength);
+      }
+      if (reference.empty()) reference = logprobs;
+      EXPECT_EQ(logprobs, reference) << setting.ToString() << " threads " << config.num_threads;
+    }
+  }
+}
+
+TEST(CoveringArray, HoldsEveryPairOfValues) {
+  const auto rows = PairwiseCoveringArray(kSizes);
+  EXPECT_LT(rows.size() * 8, FullProduct(kSizes).size());
+  for (size_t a = 0; a < kSizes.size(); ++a) {
+    for (size_t b = 0; b < kSizes.size(); ++b) {
+      std::set<std::pair<size_t, size_t>> pairs;
+      for (const std::vector<size_t>& row : rows) pairs.insert({row[a], row[b]});
+      EXPECT_EQ(pairs.size(), a == b ? kSizes[a] : kSizes[a] * kSizes[b]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle

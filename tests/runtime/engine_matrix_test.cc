@@ -159,7 +159,9 @@ TEST_F(EngineMatrix, PairsOfSettings) {
   EXPECT_GT(num_cached_tokens_, 0);
 }
 
-TEST_F(EngineMatrix, NightlyAllSettings) {
+class NightlyEngineMatrix : public EngineMatrix {};
+
+TEST_F(NightlyEngineMatrix, AllSettings) {
   for (const std::vector<size_t>& row : FullProduct(kSizes)) Check(SettingOf(row));
 }
 

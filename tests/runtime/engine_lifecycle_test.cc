@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -141,8 +142,9 @@ TEST(EngineLifecycle, AnEmptyPromptStartsFromBosIfThereIsOne) {
   std::ifstream file(config.model + "/config.json");
   std::string json((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   json.replace(json.find("\"bos_token_id\""), sizeof("\"bos_token_id\"") - 1, "\"no_such_key\"");
-  config.model = ::testing::TempDir() + "heddle_no_bos.json";
-  std::ofstream(config.model) << json;
+  config.model = ::testing::TempDir() + "heddle_no_bos";
+  std::filesystem::create_directories(config.model);
+  std::ofstream(config.model + "/config.json") << json;
   config.load_format = LoadFormat::kDummy;
   EXPECT_THAT(RunRequests(config, 1, {GreedyRequest({}, 4)}).status().message(),
               HasSubstr("no BOS token"));

@@ -69,8 +69,9 @@ class Communicator {
   virtual absl::Status Send(const void* data, int64_t bytes, int peer, Stream& stream) = 0;
   virtual absl::Status Recv(void* data, int64_t bytes, int peer, Stream& stream) = 0;
 
-  // Collective on the host, outside any stream: ranks of equal `color` form a group, ordered by
-  // `key`, then by rank. The group works on as long as the world lives.
+  // Collective on the host, while no op of this communicator is pending on a stream: ranks of equal
+  // `color` form a group, ordered by `key`, then by rank. The group lives within the world; a world
+  // has room for a dozen groups of its own size.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
   // Split along one axis of the grid, whose ranks are this communicator's.

@@ -44,8 +44,8 @@ Endpoint::Endpoint(int rank, std::vector<RankPlace> places, std::shared_ptr<Node
 
 absl::Status Endpoint::Wait(const WaitReason& reason, absl::FunctionRef<bool()> ready) {
   if (ready()) return absl::OkStatus();
-  const auto spin_end = Clock::now() + kSpinTime;
-  do {
+  Clock::time_point spin_end;  // set when the first checks have failed: reading a clock takes time
+  while (true) {
     for (int i = 0; i < kChecksBetweenClockReads; ++i) {
       if (yields_) {
         sched_yield();
@@ -55,7 +55,10 @@ absl::Status Endpoint::Wait(const WaitReason& reason, absl::FunctionRef<bool()> 
       if (ready()) return absl::OkStatus();
     }
     if (window_->aborted()) return abort_status();
-  } while (Clock::now() < spin_end);
+    const auto now = Clock::now();
+    if (spin_end == Clock::time_point()) spin_end = now + kSpinTime;
+    if (now >= spin_end) break;
+  }
 
   std::atomic<int32_t>& counted_as = reason.idle ? cell_.num_idle : cell_.num_waiting;
   cell_.wait_op = reason.op;

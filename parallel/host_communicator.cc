@@ -14,12 +14,6 @@
 namespace heddle {
 namespace {
 
-// Up to here one pass, or one hop between nodes, is faster than two.
-constexpr int64_t kSmallBytes = 16 << 10;
-constexpr size_t kSlotBytes = 32 << 10;
-constexpr size_t kSlotBytesAcrossNodes = 64 << 10;
-constexpr int64_t kFloatsPerLine = 16;
-
 std::vector<int64_t> OffsetsOf(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> offsets(sizes.size());
   std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), int64_t{0});
@@ -62,56 +56,11 @@ absl::Status CheckPeer(absl::string_view op, int peer, int size, int self) {
 
 }  // namespace
 
-HostGroup::HostGroup(const std::vector<RankPlace>& places, std::vector<int> members_in, int self)
-    : members(std::move(members_in)) {
-  std::vector<int> world_nodes;  // of each entry of `nodes`
-  for (int r = 0; r < size(); ++r) {
-    const int world_node = places[members[r]].node;
-    const auto known = std::find(world_nodes.begin(), world_nodes.end(), world_node);
-    const size_t index = known - world_nodes.begin();
-    if (known == world_nodes.end()) {
-      world_nodes.push_back(world_node);
-      nodes.emplace_back();
-    }
-    nodes[index].push_back(r);
-    if (members[r] == self) {
-      rank = r;
-      node = static_cast<int>(index);
-    }
-  }
-  num_owners = size();
-  for (const std::vector<int>& on_node : nodes) {
-    num_owners = std::min(num_owners, static_cast<int>(on_node.size()));
-  }
-}
-
-size_t HostGroup::SlotBytes() const { return one_node() ? kSlotBytes : kSlotBytesAcrossNodes; }
-
-size_t HostGroup::ResultBytes() const {
-  const int64_t floats = SlotBytes() / sizeof(float);
-  return SplitInBlocks(floats, kFloatsPerLine, num_owners, 0).size() * sizeof(float);
-}
-
-size_t HostGroup::WindowBytes(int of_node) const {
-  if (size() == 1) return 0;  // It has nobody to share anything with.
-  return SlotBoard::BytesFor(static_cast<int>(nodes[of_node].size()), SlotBytes(), ResultBytes());
-}
-
-namespace {
-
-std::vector<int> MembersOnNode(const HostGroup& group) {
-  std::vector<int> world_ranks;
-  for (const int r : group.nodes[group.node]) world_ranks.push_back(group.members[r]);
-  return world_ranks;
-}
-
-}  // namespace
-
 HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, HostGroup group,
                                    uint64_t window_offset, int tag)
     : endpoint_(std::move(endpoint)), group_(std::move(group)), tag_(tag), rows_(size()) {
   if (size() == 1) return;
-  board_ = std::make_unique<SlotBoard>(endpoint_, window_offset, MembersOnNode(group_),
+  board_ = std::make_unique<SlotBoard>(endpoint_, window_offset, group_.MembersHere(),
                                        group_.SlotBytes(), group_.ResultBytes());
 }
 
@@ -131,147 +80,12 @@ absl::Status HostCommunicator::AllReduce(void* data, int64_t count, DType dtype,
   if (count < 0) return absl::InvalidArgumentError(absl::StrCat("AllReduce of ", count));
   if (size() == 1 || count == 0) return absl::OkStatus();
   auto* floats = static_cast<float*>(data);
-  const bool one_pass =
-      group_.one_node() && (size() == 2 || count * int64_t{sizeof(float)} <= kSmallBytes);
-  Enqueue(stream, [this, floats, count, op, one_pass] {
-    return one_pass ? ReduceInOnePass(floats, count, op) : ReduceInTwoPasses(floats, count, op);
+  Enqueue(stream, [this, floats, count, op] {
+    return group_.one_node() && (size() == 2 || IsSmall(count))
+               ? ReduceInOnePass(floats, count, op)
+               : ReduceInTwoPasses(floats, count, op);
   });
   return absl::OkStatus();
-}
-
-absl::Status HostCommunicator::ReduceInOnePass(float* data, int64_t count, ReduceOp op) {
-  const int64_t piece_floats = board_->slot_bytes() / sizeof(float);
-  const int64_t num_pieces = CeilDiv(count, piece_floats);
-  for (int64_t t = 0; t <= num_pieces; ++t) {
-    if (t < num_pieces) {
-      const int64_t begin = t * piece_floats;
-      const int64_t n = std::min(piece_floats, count - begin);
-      CopyBytes(board_->slot(rank(), next_round_ + t), data + begin, n * sizeof(float));
-      board_->SayWritten(next_round_ + t);
-    }
-    if (t == 0) continue;
-    const uint64_t round = next_round_ + t - 1;
-    RETURN_IF_ERROR(board_->AwaitWritten(round, WaitOp::kAllReduce));
-    const int64_t begin = (t - 1) * piece_floats;
-    for (int r = 0; r < size(); ++r) {
-      rows_[r] = reinterpret_cast<const float*>(board_->slot(r, round));
-    }
-    ReduceInOrder(rows_, std::min(piece_floats, count - begin), op, data + begin);
-  }
-  next_round_ += num_pieces;
-  return absl::OkStatus();
-}
-
-// A pipeline over pieces: write t, reduce the own part of t - 1, collect all parts of t - 2.
-absl::Status HostCommunicator::ReduceInTwoPasses(float* data, int64_t count, ReduceOp op) {
-  const int64_t piece_floats = board_->slot_bytes() / sizeof(float);
-  const int64_t num_pieces = CeilDiv(count, piece_floats);
-  const auto floats_of = [&](int64_t t) {
-    return std::min(piece_floats, count - t * piece_floats);
-  };
-  for (int64_t t = 0; t < num_pieces + 2; ++t) {
-    const uint64_t round = next_round_ + t;
-    if (t < num_pieces) {
-      CopyBytes(board_->slot(board_->self(), round), data + t * piece_floats,
-                floats_of(t) * sizeof(float));
-      board_->SayWritten(round);
-    }
-    if (1 <= t && t <= num_pieces) {
-      RETURN_IF_ERROR(board_->AwaitWritten(round - 1, WaitOp::kAllReduce));
-      RETURN_IF_ERROR(ReducePart(round - 1, floats_of(t - 1), op));
-    }
-    if (2 <= t) {
-      for (int owner = 0; owner < group_.num_owners; ++owner) {
-        RETURN_IF_ERROR(board_->AwaitReduced(owner, round - 2, WaitOp::kAllReduce));
-        const Range part =
-            SplitInBlocks(floats_of(t - 2), kFloatsPerLine, group_.num_owners, owner);
-        CopyBytes(data + (t - 2) * piece_floats + part.begin, board_->result(owner, round - 2),
-                  part.size() * sizeof(float));
-      }
-    }
-  }
-  next_round_ += num_pieces;
-  return absl::OkStatus();
-}
-
-// Reduces this member's part of a piece of `count` floats into its result of the round.
-absl::Status HostCommunicator::ReducePart(uint64_t round, int64_t count, ReduceOp op) {
-  if (board_->self() >= group_.num_owners) return absl::OkStatus();
-  const Range part = SplitInBlocks(count, kFloatsPerLine, group_.num_owners, board_->self());
-  if (!group_.one_node()) {
-    const bool small = count * int64_t{sizeof(float)} <= kSmallBytes;
-    RETURN_IF_ERROR(ReduceAcrossNodes(round, part, small, op));
-  } else {
-    for (int r = 0; r < size(); ++r) {
-      rows_[r] = reinterpret_cast<const float*>(board_->slot(r, round)) + part.begin;
-    }
-    ReduceInOrder(rows_, part.size(), op,
-                  reinterpret_cast<float*>(board_->result(board_->self(), round)));
-  }
-  board_->SayReduced(round);
-  return absl::OkStatus();
-}
-
-// The owners of `part` on all nodes trade rows. Small: each gets all rows and reduces the whole
-// part, one hop. Else each reduces its node's share of the part and they trade results, two hops.
-absl::Status HostCommunicator::ReduceAcrossNodes(uint64_t round, const Range& part, bool small,
-                                                 ReduceOp op) {
-  const int num_nodes = group_.num_nodes();
-  const auto share_of = [&](int node) {
-    return small ? Range{0, part.size()}
-                 : SplitInBlocks(part.size(), kFloatsPerLine, num_nodes, node);
-  };
-  const auto owner_on = [&](int node) { return group_.nodes[node][board_->self()]; };
-  const Range own_share = share_of(group_.node);
-  const int64_t num_own_rows = board_->num_members();
-
-  // Rows of other nodes, [their members, own_share] each, and the own rows for them.
-  scratch_.resize((size() - num_own_rows) * own_share.size());
-  outgoing_.resize(num_own_rows * part.size() * (small ? 1 : num_nodes));
-  std::vector<Message> sends, receives;
-  float* incoming = scratch_.data();
-  float* packed = outgoing_.data();
-  for (int local = 0; local < num_own_rows; ++local) {
-    const auto* piece = reinterpret_cast<const float*>(board_->slot(local, round)) + part.begin;
-    rows_[group_.nodes[group_.node][local]] = piece + own_share.begin;
-    if (small) std::copy_n(piece, part.size(), packed + local * part.size());
-  }
-  for (int node = 0; node < num_nodes; ++node) {
-    if (node == group_.node) continue;
-    float* const first_row = incoming;
-    for (const int r : group_.nodes[node]) {
-      rows_[r] = incoming;
-      incoming += own_share.size();
-    }
-    receives.push_back(
-        {owner_on(node), first_row, (incoming - first_row) * static_cast<int64_t>(sizeof(float))});
-    const Range share = share_of(node);
-    if (!small) {
-      for (int local = 0; local < num_own_rows; ++local) {
-        const auto* piece = reinterpret_cast<const float*>(board_->slot(local, round)) + part.begin;
-        std::copy_n(piece + share.begin, share.size(), packed + local * share.size());
-      }
-    }
-    const int64_t floats = num_own_rows * share.size();
-    sends.push_back({owner_on(node), packed, floats * static_cast<int64_t>(sizeof(float))});
-    if (!small) packed += floats;
-  }
-  RETURN_IF_ERROR(Exchange(sends, receives, WaitOp::kAllReduce));
-
-  auto* result = reinterpret_cast<float*>(board_->result(board_->self(), round));
-  ReduceInOrder(rows_, own_share.size(), op, result + own_share.begin);
-  if (small) return absl::OkStatus();
-  sends.clear();
-  receives.clear();
-  for (int node = 0; node < num_nodes; ++node) {
-    if (node == group_.node) continue;
-    const Range share = share_of(node);
-    sends.push_back({owner_on(node), result + own_share.begin,
-                     own_share.size() * static_cast<int64_t>(sizeof(float))});
-    receives.push_back(
-        {owner_on(node), result + share.begin, share.size() * static_cast<int64_t>(sizeof(float))});
-  }
-  return Exchange(sends, receives, WaitOp::kAllReduce);
 }
 
 absl::Status HostCommunicator::ReduceScatterV(const void* input, void* output,
@@ -295,16 +109,16 @@ absl::Status HostCommunicator::ScatterReduce(const float* input, float* output,
     return absl::OkStatus();
   }
   if (!group_.one_node()) {
-    scratch_.resize(own_count * size());
+    incoming_.resize(own_count * size());
     std::vector<Message> sends, receives;
     const Counts offsets = OffsetsOf(counts);
     for (int r = 0; r < size(); ++r) {
-      rows_[r] = r == rank() ? own_segment : scratch_.data() + r * own_count;
+      rows_[r] = r == rank() ? own_segment : incoming_.data() + r * own_count;
       if (r == rank()) continue;
       sends.push_back({r, const_cast<float*>(input) + offsets[r],
                        counts[r] * static_cast<int64_t>(sizeof(float))});
       receives.push_back(
-          {r, scratch_.data() + r * own_count, own_count * static_cast<int64_t>(sizeof(float))});
+          {r, incoming_.data() + r * own_count, own_count * static_cast<int64_t>(sizeof(float))});
     }
     RETURN_IF_ERROR(Exchange(sends, receives, WaitOp::kReduceScatter));
     ReduceInOrder(rows_, own_count, ReduceOp::kSum, output);

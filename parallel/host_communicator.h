@@ -8,31 +8,11 @@
 
 #include "parallel/communicator.h"
 #include "parallel/endpoint.h"
+#include "parallel/host_group.h"
 #include "parallel/shard_spec.h"
 #include "parallel/slot_board.h"
 
 namespace heddle {
-
-// The members of a communicator and where they live.
-struct HostGroup {
-  // `members` are world ranks in group order; `self` is one of them.
-  HostGroup(const std::vector<RankPlace>& places, std::vector<int> members, int self);
-
-  int size() const { return static_cast<int>(members.size()); }
-  int num_nodes() const { return static_cast<int>(nodes.size()); }
-  bool one_node() const { return nodes.size() == 1; }
-  size_t SlotBytes() const;
-  size_t ResultBytes() const;
-  // What the group takes of the window of a node that holds some of its members.
-  size_t WindowBytes(int node) const;
-
-  std::vector<int> members;             // world rank of each group rank
-  std::vector<std::vector<int>> nodes;  // group ranks on each node, both in group order
-  int rank = 0;                         // own group rank
-  int node = 0;                         // own index into `nodes`
-  // On each node the first so many members reduce; the i-th of each node reduce the same columns.
-  int num_owners = 1;
-};
 
 // Sums take one pass ("everyone reads everything") where that is faster and two else ("each reduces
 // a part, all collect"). Between nodes the owners of a part trade their node's rows, so that each
@@ -66,11 +46,12 @@ class HostCommunicator : public Communicator {
 
   void Enqueue(Stream& stream, std::function<absl::Status()> work);
 
-  // What the stream runs.
+  // What the stream runs. The sums are in host_all_reduce.cc.
   absl::Status ReduceInOnePass(float* data, int64_t count, ReduceOp op);
   absl::Status ReduceInTwoPasses(float* data, int64_t count, ReduceOp op);
-  absl::Status ReducePart(uint64_t round, int64_t count, ReduceOp op);
-  absl::Status ReduceAcrossNodes(uint64_t round, const Range& part, bool small, ReduceOp op);
+  absl::Status ReduceOwnPart(uint64_t round, int64_t count, ReduceOp op);
+  absl::Status TradeRows(const std::vector<Range>& shares);
+  absl::Status TradeResults(const std::vector<Range>& shares, float* result);
   absl::Status GatherRows(const std::byte* input, std::byte* output, const Counts& bytes,
                           WaitOp op);
   absl::Status ScatterReduce(const float* input, float* output, const Counts& counts);
@@ -78,6 +59,9 @@ class HostCommunicator : public Communicator {
                      const Counts& receive_bytes);
   absl::Status SendNow(const std::byte* data, int64_t bytes, int peer);
   absl::Status ReceiveNow(std::byte* data, int64_t bytes, int peer);
+
+  // Up to here one pass, or one hop between nodes, is faster than two.
+  static bool IsSmall(int64_t num_floats) { return num_floats <= 4096; }
 
   // Messages to and from group ranks; empty ones are left out on both sides.
   struct Message {
@@ -97,7 +81,7 @@ class HostCommunicator : public Communicator {
   std::unique_ptr<SlotBoard> board_;  // null in a group of one, which has nobody to share with
   uint64_t next_round_ = 0;           // of the board
   std::vector<const float*> rows_;    // what each group rank contributes to a sum
-  std::vector<float> scratch_;        // rows of other nodes
+  std::vector<float> incoming_;       // rows of other nodes
   std::vector<float> outgoing_;       // rows for other nodes
 };
 

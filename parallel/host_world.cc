@@ -1,5 +1,6 @@
 #include "parallel/host_world.h"
 
+#include <cstdlib>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
@@ -55,6 +56,12 @@ void FormatHostWindow(void* memory, const std::vector<RankPlace>& places, int no
   CHECK_EQ(*communicator, plan.communicator_offset());
   HostControlChannel::Format(window.At(*control), plan.num_ranks);
   if (places.size() > 1) SlotBoard::Format(window.At(*communicator), plan.num_ranks);
+}
+
+std::shared_ptr<void> AllocateHeapWindow(size_t bytes) {
+  void* memory = std::aligned_alloc(kCacheLineBytes, RoundUpToCacheLine(bytes));
+  CHECK(memory != nullptr) << "no memory for a window of " << bytes << " bytes";
+  return {memory, std::free};
 }
 
 absl::Status CheckSharedMemoryRoom(uint64_t free_bytes, uint64_t needed_bytes) {

@@ -75,9 +75,9 @@ std::byte* SlotBoard::outbox(int member) const {
   return AreaOf(member) + kNumSlots * (kNoteBytes + RoundUpToCacheLine(slot_bytes_)) + kNoteBytes;
 }
 
-std::byte* SlotBoard::result(int member, uint64_t round) const {
-  return outbox(member) + RoundUpToCacheLine(slot_bytes_) +
-         round % kNumSlots * RoundUpToCacheLine(result_bytes_);
+float* SlotBoard::result_floats(int member, uint64_t round) const {
+  return reinterpret_cast<float*>(outbox(member) + RoundUpToCacheLine(slot_bytes_) +
+                                  round % kNumSlots * RoundUpToCacheLine(result_bytes_));
 }
 
 void SlotBoard::WakeOthers() {

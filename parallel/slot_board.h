@@ -39,8 +39,11 @@ class SlotBoard {
   // The piece that `member` wrote in `round`, and a note about it.
   std::byte* slot(int member, uint64_t round) const;
   uint64_t& note(int member, uint64_t round) const;
+  float* slot_floats(int member, uint64_t round) const {
+    return reinterpret_cast<float*>(slot(member, round));
+  }
   // What `member` made of everyone's pieces of `round`.
-  std::byte* result(int member, uint64_t round) const;
+  float* result_floats(int member, uint64_t round) const;
 
   // Rounds are said in order; a round without results is simply not said.
   void SayWritten(uint64_t round);

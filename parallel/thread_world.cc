@@ -1,7 +1,6 @@
 #include "parallel/thread_world.h"
 
-#include <cstdlib>
-#include <new>
+#include <atomic>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -13,12 +12,6 @@
 namespace heddle {
 namespace {
 
-std::shared_ptr<void> AllocateWindow(size_t bytes) {
-  void* memory = std::aligned_alloc(kCacheLineBytes, RoundUpToCacheLine(bytes));
-  CHECK(memory != nullptr) << "no memory for a window of " << bytes << " bytes";
-  return {memory, std::free};
-}
-
 class HostThreadWorld : public ThreadWorld {
  public:
   explicit HostThreadWorld(const ThreadWorldOptions& options)
@@ -29,7 +22,7 @@ class HostThreadWorld : public ThreadWorld {
       places_.push_back({node, rank % per_node, absl::StrCat("node", node)});
     }
     for (int node = 0; node <= places_.back().node; ++node) {
-      windows_.push_back(AllocateWindow(HostWindowBytes(places_, node)));
+      windows_.push_back(AllocateHeapWindow(HostWindowBytes(places_, node)));
       FormatHostWindow(windows_.back().get(), places_, node);
     }
     options_.progress_timeout_seconds = options.progress_timeout_seconds;

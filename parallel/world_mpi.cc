@@ -234,6 +234,12 @@ absl::StatusOr<std::shared_ptr<void>> MapWindow(const std::shared_ptr<const MpiG
   }
   RETURN_IF_ERROR(Agree(*groups, room));
 
+  if (groups->node_size == 1) {
+    std::shared_ptr<void> memory = AllocateHeapWindow(bytes);
+    FormatHostWindow(memory.get(), places, node);
+    return memory;
+  }
+
   MPI_Win window;
   void* base = nullptr;
   const MPI_Aint own_bytes = groups->node_rank == 0 ? bytes + kCacheLineBytes : 0;

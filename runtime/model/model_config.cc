@@ -239,6 +239,9 @@ void ReadShape(const ConfigReader& config, ModelSpec& spec) {
   spec.num_layers = config.RequiredInteger("num_hidden_layers");
   spec.total_query_heads = config.RequiredInteger("num_attention_heads");
   spec.total_kv_heads = config.Integer("num_key_value_heads").value_or(spec.total_query_heads);
+  if (!config.HasKey("num_key_value_heads") && spec.model_type != "llama") {
+    config.AddProblem("num_key_value_heads", "missing");  // its default is a number of its own
+  }
   spec.max_position_embeddings = config.RequiredInteger("max_position_embeddings");
 
   if (config.Find("head_dim") != nullptr) {

@@ -296,6 +296,8 @@ TEST(ModelConfig, NamesTypeErrors) {
 }
 
 TEST(ModelConfig, ListsEveryMissingKey) {
+  EXPECT_THAT(ErrorOfText(R"({"model_type": "qwen2"})"),
+              AllOf(HasSubstr("7 problems"), HasSubstr("num_key_value_heads: missing")));
   EXPECT_THAT(
       ErrorOfText(R"({"model_type": "llama"})"),
       AllOf(HasSubstr("6 problems"), HasSubstr("vocab_size: missing"),

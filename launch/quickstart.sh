@@ -9,7 +9,14 @@ cmake --preset release -DHEDDLE_TESTS=OFF >/dev/null
 cmake --build build --target heddle
 allow_mpirun
 
-show() { echo; echo "\$ $*"; "$@"; }
+# Prints a command as one would type it, and runs it.
+show() {
+  printf '\n$'
+  local word
+  for word in "$@"; do [[ $word == *' '* ]] && word="\"$word\""; printf ' %s' "$word"; done
+  printf '\n'
+  "$@"
+}
 
 if fetch_smollm2; then
   show mpirun -np 2 build/heddle generate --model "$HEDDLE_SMOLLM2" --max-tokens 48 --temperature 0 \

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 . launch/setup.sh
 
 install_packages "${packages_to_build[@]}" "${packages_to_test[@]}"
-cmake --preset release -DHEDDLE_TESTS=ON
+cmake --preset release
 cmake --build build
 allow_mpirun
 fetch_smollm2 || echo "Tests of the real model will be skipped."

@@ -32,7 +32,11 @@ absl::StatusOr<Checkpoint> OpenGguf(const std::string& path) {
   ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(file->contents(), path));
   Checkpoint checkpoint;
   ASSIGN_OR_RETURN(checkpoint.spec, GgufModelSpec(gguf, file->contents(), path));
-  ASSIGN_OR_RETURN(checkpoint.gguf_vocabulary, ReadGgufVocabulary(gguf, path));
+  if (gguf.metadata.contains("tokenizer.ggml.model")) {
+    ASSIGN_OR_RETURN(checkpoint.gguf_vocabulary, ReadGgufVocabulary(gguf, path));
+  } else {
+    checkpoint.tokenizer_directory = (fs::path(".") / path).parent_path().string();
+  }
   checkpoint.generation.eos_token_ids = checkpoint.spec.eos_token_ids;
 
   std::vector<MappedTensor> tensors;

@@ -22,9 +22,9 @@ struct Checkpoint {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;
   GenerationDefaults generation;
-  // Where the tokenizer's files are (Hugging Face and dummy), or what a GGUF file says of it.
-  std::string tokenizer_directory;
+  // What a GGUF file says of its tokenizer; else the directory where the tokenizer's files are.
   std::optional<GgufVocabulary> gguf_vocabulary;
+  std::string tokenizer_directory;
 };
 
 // Reads headers and metadata only; whatever is wrong with them is found here, all of it at once.

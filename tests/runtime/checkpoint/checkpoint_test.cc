@@ -281,6 +281,14 @@ TEST(Tensors, IgnorableAndEmptyTensorsAreNoFault) {
             ExpectedTensors(MustOpen(directory.path()).spec).size());
 }
 
+TEST(Checkpoint, AGgufFileWithoutATokenizerLeavesItToItsDirectory) {
+  const absl::StatusOr<GoldenModel> golden = LoadGoldenGguf("qwen2-q8_0");
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  const Checkpoint checkpoint = MustOpen(golden->path);
+  EXPECT_FALSE(checkpoint.gguf_vocabulary.has_value());
+  EXPECT_EQ(checkpoint.tokenizer_directory, absl::StrCat(HEDDLE_TESTS_DIR, "/golden/gguf"));
+}
+
 TEST(Tensors, OfAGgufFile) {
   const std::string file = ReadFile(absl::StrCat(HEDDLE_TESTS_DIR, "/golden/gguf/qwen2-q8_0.gguf"));
   TemporaryDirectory directory;

@@ -111,9 +111,10 @@ void Coordinator::Emit(SequenceId id, RequestOutput output) {
 
 absl::Status Coordinator::Step(Worker& worker, ControlChannel& control) {
   ScheduledStep step = scheduler_->Plan();
+  if (options_.verify_every_step) RETURN_IF_ERROR(scheduler_->ledger().CheckIntegrity());
+  if (step.empty()) return absl::OkStatus();  // a sequence made room for others; plan again
   StepPlan& plan = step.plan;
   plan.epoch = ++epoch_;
-  if (options_.verify_every_step) RETURN_IF_ERROR(scheduler_->ledger().CheckIntegrity());
   std::string message = SerializeStepPlan(plan);
   const auto start = std::chrono::steady_clock::now();
   RETURN_IF_ERROR(control.Broadcast(message));
@@ -136,6 +137,16 @@ absl::Status Coordinator::Step(Worker& worker, ControlChannel& control) {
     } else if (!ended && EndsPromptOnly(id, plan.rows[i])) {
       EndSequence(id, FinishReason::kLength, absl::OkStatus());
     }
+  }
+  return options_.verify_every_step ? CheckPages() : absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckPages() const {
+  const PageLedger& ledger = scheduler_->ledger();
+  RETURN_IF_ERROR(ledger.CheckIntegrity());
+  if (idle() && ledger.num_live_pages() != 0) {
+    return absl::InternalError(
+        absl::StrCat(ledger.num_live_pages(), " pages are held although no request is left"));
   }
   return absl::OkStatus();
 }
@@ -197,7 +208,6 @@ absl::Status Coordinator::Shutdown(ControlChannel& control) {
 }
 
 void Coordinator::CountStep(const StepPlan& plan, double seconds) {
-  if (plan.rows.empty()) return;
   ++stats_.num_steps;
   stats_.step_seconds += seconds;
   stats_.num_scheduled_sequences += static_cast<int64_t>(plan.rows.size());

@@ -82,6 +82,8 @@ class Coordinator {
   // DataLoss if the model gave no numbers.
   absl::Status TakePromptScore(SequenceId id, const PlanRow& row,
                                const StepResult::PromptScore& score);
+  // The ledger's integrity; at idle, that nothing is held.
+  absl::Status CheckPages() const;
   // Whether the row is the last of a request that wanted its prompt computed and nothing more.
   bool EndsPromptOnly(SequenceId id, const PlanRow& row) const;
   // Hands out a piece; if it ends the sequence, forgets it and, after its last one, the request.

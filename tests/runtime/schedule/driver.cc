@@ -109,6 +109,7 @@ void Driver::CheckOrder(const std::map<SequenceId, Job>& before,
       newest_admitted = std::max(newest_admitted, job.arrival);
     }
   }
+  EXPECT_FALSE(oldest_preempted < next_arrival_ && any_admitted) << "admits where there is no room";
   for (const auto& [id, job] : before) {
     if (scheduler_->BatchSlot(id)) {
       EXPECT_LT(job.arrival, oldest_preempted) << "an older one was preempted";

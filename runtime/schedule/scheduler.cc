@@ -171,7 +171,7 @@ void Scheduler::LeaveBatch(Sequence& sequence) {
 }
 
 Scheduler::Admission Scheduler::Admit(Sequence& sequence, StepPlan& plan) {
-  Admission admission = AdmitSibling(sequence, plan);
+  Admission admission = ShareWithParent(sequence, plan);
   if (admission == Admission::kAwaitsParent) return admission;
   if (admission == Admission::kNoRoom) {
     const auto shared = ledger_.Admit(sequence.id, sequence.tokens, sequence.num_needed(),
@@ -192,7 +192,7 @@ Scheduler::Admission Scheduler::Admit(Sequence& sequence, StepPlan& plan) {
   return Admission::kDone;
 }
 
-Scheduler::Admission Scheduler::AdmitSibling(Sequence& sequence, StepPlan& plan) {
+Scheduler::Admission Scheduler::ShareWithParent(Sequence& sequence, StepPlan& plan) {
   // One that resumes has output of its own, which the prefix index may know.
   if (!sequence.parent || sequence.num_cached || !options_.use_kv_cache) return Admission::kNoRoom;
   const auto parent = running_.find(*sequence.parent);
@@ -258,8 +258,6 @@ void Scheduler::Commit(const ScheduledStep& step) {
     sequence.num_computed += row.query_length;
     ledger_.Commit(sequence.id, sequence.tokens, sequence.num_computed);
   }
-  waste_sum_ += ledger_.Waste();
-  ++num_waste_samples_;
 }
 
 void Scheduler::Append(SequenceId id, int32_t token) {
@@ -299,10 +297,6 @@ int64_t Scheduler::NumCachedTokens(SequenceId id) const {
 std::optional<int32_t> Scheduler::BatchSlot(SequenceId id) const {
   const int32_t slot = sequences_.at(id)->batch_slot;
   return slot < 0 ? std::nullopt : std::optional(slot);
-}
-
-double Scheduler::MeanKvWaste() const {
-  return num_waste_samples_ == 0 ? 0.0 : waste_sum_ / static_cast<double>(num_waste_samples_);
 }
 
 }  // namespace heddle

@@ -87,8 +87,6 @@ class Scheduler {
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t num_preemptions() const { return num_preemptions_; }
-  // Of PageLedger::Waste over the committed steps.
-  double MeanKvWaste() const;
   const PageLedger& ledger() const { return ledger_; }
 
  private:
@@ -128,8 +126,8 @@ class Scheduler {
   bool GrowRunning();
   void LeaveBatch(Sequence& sequence);
   Admission Admit(Sequence& sequence, StepPlan& plan);
-  // Shares the parent's pages. Anything but kDone and kAwaitsParent: there is nothing to share.
-  Admission AdmitSibling(Sequence& sequence, StepPlan& plan);
+  // Gives a sibling its pages from its parent's. kNoRoom: it has to get them like any other.
+  Admission ShareWithParent(Sequence& sequence, StepPlan& plan);
   // Adds a row of up to `budget` tokens of a running sequence; returns how many.
   int64_t AddRow(Sequence& sequence, int64_t budget, ScheduledStep& step);
   void AddPageDeltas(StepPlan& plan);
@@ -143,8 +141,6 @@ class Scheduler {
   std::set<int32_t> free_slots_;
   std::vector<int32_t> released_slots_;  // since the last plan
   int64_t num_preemptions_ = 0;
-  double waste_sum_ = 0.0;
-  int64_t num_waste_samples_ = 0;
 };
 
 }  // namespace heddle

@@ -16,7 +16,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr microseconds kSpinTime(50);
-constexpr int kChecksBetweenClockReads = 32;
+constexpr int kLooksPerClock = 32;
 // A sleeper looks again by itself after this, should a peer have died between store and bell.
 constexpr milliseconds kLongestSleep(100);
 constexpr microseconds kFirstLinkPoll(50);
@@ -44,9 +44,11 @@ Endpoint::Endpoint(int rank, std::vector<RankPlace> places, std::shared_ptr<Node
 
 absl::Status Endpoint::Wait(const WaitReason& reason, absl::FunctionRef<bool()> ready) {
   if (ready()) return absl::OkStatus();
-  Clock::time_point spin_end;  // set when the first checks have failed: reading a clock takes time
+  // Reading a clock takes longer than a few looks, but a yield may take far longer than a clock.
+  const int looks_per_clock = yields_ ? 1 : kLooksPerClock;
+  Clock::time_point spin_end;  // set when the first looks were in vain
   while (true) {
-    for (int i = 0; i < kChecksBetweenClockReads; ++i) {
+    for (int i = 0; i < looks_per_clock; ++i) {
       if (yields_) {
         sched_yield();
       } else {

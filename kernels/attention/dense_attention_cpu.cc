@@ -48,13 +48,13 @@ float Softmax(float* scores, int64_t count) {
   auto sums = hn::Zero(d);
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const auto weights = Exp(d, hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, maximum)));
+    const auto weights = ExpUpTo88(d, hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, maximum)));
     hn::StoreU(weights, d, scores + i);
     sums = hn::Add(sums, weights);
   }
   float sum = hn::GetLane(hn::SumOfLanes(d, sums));
   for (; i < count; ++i) {
-    scores[i] = hn::GetLane(Exp(d1, hn::Set(d1, scores[i] - maximum)));
+    scores[i] = hn::GetLane(ExpUpTo88(d1, hn::Set(d1, scores[i] - maximum)));
     sum += scores[i];
   }
   return sum;

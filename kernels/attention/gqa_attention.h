@@ -12,11 +12,11 @@ namespace heddle {
 // been appended before. A query at position p sees the stored positions q with q <= p and, with a
 // window w > 0, q > p - w.
 //
-// The context is cut in chunks at fixed global positions (multiples of kAttentionChunk), each
-// chunk's (maximum, sum, output) computed in one order and merged in position order by a fixed
-// tree: neither threads nor batch mates nor the query length change a row's bits. Masked slots
+// The context is cut in chunks at fixed global positions (multiples of kAttentionChunk). Each
+// chunk's (maximum, sum, output) is computed in one order, and chunks are folded in ascending
+// order: neither threads nor batch mates nor the query length change a row's bits. Masked slots
 // never enter arithmetic. A query that sees nothing gives zeros and log-sum-exp of -infinity.
-inline constexpr int64_t kAttentionChunk = 64;
+inline constexpr int64_t kAttentionChunk = 256;
 
 struct GqaAttentionArgs {
   ConstMatrixView q;  // [tokens, query_heads * head_dim], rotated

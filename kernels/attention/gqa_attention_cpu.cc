@@ -1,13 +1,16 @@
 // Per KV head and context token, with G query heads a KV head and T query tokens in a block: reads
 // 2 * head_dim elements of K and V once, computes G * T * 2 * head_dim multiply-adds and G * T
 // exponentials. Decode (T = 1) is bound by memory for G up to about 8, so K and V are read where
-// they lie, widened in registers, and the next chunk is prefetched while this one is computed.
-// Prefill is bound by arithmetic: tiles of rows keep R x V sums in registers.
+// they lie, widened in registers, and the next block of tokens is prefetched while this one is
+// computed. Prefill is bound by arithmetic: tiles of rows keep R x V sums in registers, and all
+// tiles pass over a block of K or V before the next block is touched.
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/attention/attention_cpu.h"
 #include "kernels/attention/gqa_plan.h"
@@ -16,7 +19,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/gqa_attention_cpu.cc"
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/exp-inl.h"
@@ -25,12 +27,16 @@
 #define HEDDLE_KERNELS_ATTENTION_GQA_ATTENTION_CPU_ONCE_
 namespace heddle {
 
-// Floats of the working memory of one call.
+// Tokens of a block; a 64-bit mask has one bit for each.
+inline constexpr int64_t kBlock = 64;
+inline constexpr int64_t kChunkBlocks = kAttentionChunk / kBlock;
+
+// The working memory of a call, in floats.
 struct GqaSizes {
   static constexpr int64_t kMaxLanes = 16;
+  static constexpr int64_t kTileRows = 4;
   // Scores of a row: a chunk, and room for a vector that begins at its last token.
   static constexpr int64_t kScoreStride = kAttentionChunk + kMaxLanes;
-  static constexpr int64_t kTileRows = 4;
 
   GqaSizes(const GqaAttentionArgs& args, int64_t max_rows)
       : group(args.num_query_heads / args.kv.num_kv_heads),
@@ -38,12 +44,11 @@ struct GqaSizes {
         padded_dim((head_dim + kMaxLanes - 1) / kMaxLanes * kMaxLanes),
         state_stride(padded_dim + kMaxLanes),
         query(Aligned(max_rows * head_dim)),
-        scores(kTileRows * kScoreStride),
-        tile_states(kTileRows * state_stride),
-        states(max_rows * state_stride),
-        packed_keys(2 * Aligned(head_dim * kAttentionChunk + kMaxLanes)),
-        masks(Aligned(2 * max_rows)),
-        per_thread(query + scores + tile_states + 2 * states + packed_keys + masks) {}
+        scores(Aligned(max_rows * kScoreStride)),
+        states(Aligned(max_rows * state_stride)),
+        packed_keys(Aligned(kAttentionChunk * head_dim + kMaxLanes)),
+        masks(Aligned(max_rows * kChunkBlocks * 2)),
+        per_thread(query + scores + 2 * states + 2 * packed_keys + masks) {}
 
   static int64_t Aligned(int64_t floats) { return (floats + 31) / 32 * 32; }
 
@@ -53,9 +58,8 @@ struct GqaSizes {
   int64_t state_stride;  // output [padded_dim], maximum, sum
   int64_t query;
   int64_t scores;
-  int64_t tile_states;
   int64_t states;
-  int64_t packed_keys;
+  int64_t packed_keys;  // of a chunk
   int64_t masks;
   int64_t per_thread;
 };
@@ -81,6 +85,9 @@ constexpr int TileVectors() {
   return kLanes == 16 || R <= 2 ? 4 : 2;
 }
 
+// Into the second-level cache: the first holds what is being computed.
+HWY_INLINE void PrefetchFar(const void* address) { __builtin_prefetch(address, 0, 2); }
+
 HWY_INLINE FloatVec LoadWide(const float* from) { return hn::LoadU(FloatTag(), from); }
 
 HWY_INLINE FloatVec LoadWide(const hwy::bfloat16_t* from) {
@@ -94,28 +101,33 @@ HWY_INLINE FloatVec LoadWide(const hwy::float16_t* from) {
   return hn::PromoteTo(FloatTag(), hn::LoadU(hn::Rebind<hwy::float16_t, FloatTag>(), from));
 }
 
-// The stored tokens of one chunk of one KV head. Token t of the chunk has the chunk's first
-// position + t and bit t of `stored`.
+// The stored tokens of one block of one KV head. Token t has the block's first position + t and
+// bit t of `stored`.
 template <typename TK, typename TV>
-struct Chunk {
+struct Block {
   uint64_t stored = 0;
   // Vectors of neighbouring tokens, in order: k[i][dim * k_stride] begins at token k_token[i].
   // Lanes past the end of a page hold anything and are overwritten by the next vector's scores.
-  // Pointers past num_vectors may be prefetched, not read.
   int64_t num_vectors = 0;
   int64_t k_stride = 0;
-  const TK* k[kAttentionChunk];
-  int64_t k_token[kAttentionChunk];
-  const TV* v[kAttentionChunk];
+  const TK* k[kBlock];  // those past num_vectors may be prefetched, not read
+  uint8_t k_token[kBlock];
+  const TV* v[kBlock];  // those not stored may be prefetched, not read
+};
+
+template <typename TK, typename TV>
+struct Chunk {
+  Block<TK, TV> blocks[kChunkBlocks];
 };
 
 // Finds chunks, in ascending order, in the pages of one sequence and KV head. Pages too narrow for
-// vectors of tokens are packed into `packed_keys`, [head_dim, kAttentionChunk] for each of two
+// vectors of tokens are packed into `packed_keys`, a block as [head_dim, kBlock], for each of two
 // chunks in turn.
 template <typename T, bool kPacked>
 class ChunkReader {
  public:
   using Key = std::conditional_t<kPacked, float, T>;
+  using BlockT = Block<Key, T>;
   using ChunkT = Chunk<Key, T>;
 
   ChunkReader(const PagedKvView& kv, const GqaTask& task, float* packed_keys, int64_t packed_stride)
@@ -134,58 +146,60 @@ class ChunkReader {
   }
 
   void Read(int64_t index, ChunkT& chunk) {
-    const int64_t first = index * kAttentionChunk, end = first + kAttentionChunk;
-    chunk.stored = 0;
-    chunk.num_vectors = 0;
-    chunk.k_stride = kPacked ? kAttentionChunk : kv_.page_size;
+    for (int64_t i = 0; i < kChunkBlocks; ++i) {
+      ReadBlock(index * kAttentionChunk + i * kBlock, packed_keys_ + i * kBlock * kv_.head_dim,
+                chunk.blocks[i]);
+    }
+    packed_keys_ += packed_stride_;
+    packed_stride_ = -packed_stride_;
+  }
+
+ private:
+  void ReadBlock(int64_t first, float* packed_keys, BlockT& block) {
+    const int64_t end = first + kBlock;
+    block.stored = 0;
+    block.num_vectors = 0;
+    block.k_stride = kPacked ? kBlock : kv_.page_size;
     for (; page_ < end_; ++page_) {
       const int64_t page_first = page_->first_position;
       const int64_t page_end = page_first + page_->num_valid;
       const int64_t begin = std::max(first, page_first);
       const int64_t count = std::min(end, page_end) - begin;
-      if (count > 0) AddTokens(begin - page_first, begin - first, count, chunk);
-      if (page_end >= end) break;  // The next chunk may go on in this page.
+      if (count > 0) AddTokens(begin - page_first, begin - first, count, packed_keys, block);
+      if (page_end >= end) break;  // The next block may go on in this page.
     }
+    if (block.stored == 0) return;
     if constexpr (kPacked) {
-      for (int64_t t = 0; t < kAttentionChunk; t += kLanes) {
-        chunk.k[chunk.num_vectors] = packed_keys_ + t;
-        chunk.k_token[chunk.num_vectors++] = t;
-      }
-      packed_keys_ += packed_stride_;
-      packed_stride_ = -packed_stride_;
+      for (int64_t t = 0; t < kBlock; t += kLanes) AddVector(packed_keys + t, t, block);
     }
     // What is not there is prefetched as something that is.
-    if constexpr (!kPacked) {
-      if (chunk.num_vectors == 0) chunk.k[0] = k_;
-    }
-    for (int64_t i = chunk.num_vectors; i < kAttentionChunk; ++i) chunk.k[i] = chunk.k[0];
-    if (~chunk.stored != 0) {
-      for (int64_t t = 0; t < kAttentionChunk; ++t) {
-        if ((chunk.stored >> t & 1) == 0) chunk.v[t] = v_;
-      }
+    for (int64_t i = block.num_vectors; i < kBlock / kLanes; ++i) block.k[i] = block.k[0];
+    for (uint64_t missing = ~block.stored; missing != 0; missing &= missing - 1) {
+      block.v[std::countr_zero(missing)] = v_;
     }
   }
 
- private:
-  // Tokens [offset, offset + count) of the current page are tokens [token, ...) of the chunk.
-  void AddTokens(int64_t offset, int64_t token, int64_t count, ChunkT& chunk) {
+  // Tokens [offset, offset + count) of the current page are tokens [token, ...) of the block.
+  void AddTokens(int64_t offset, int64_t token, int64_t count, float* packed_keys, BlockT& block) {
     const T* k = k_ + page_->slot * kv_.k.slot_stride + offset;
     const T* v = v_ + page_->slot * kv_.v.slot_stride + offset * kv_.head_dim;
     if constexpr (kPacked) {
       for (int64_t dim = 0; dim < kv_.head_dim; ++dim) {
         for (int64_t i = 0; i < count; ++i) {
-          packed_keys_[dim * kAttentionChunk + token + i] =
+          packed_keys[dim * kBlock + token + i] =
               hn::GetLane(LoadWide(k + dim * kv_.page_size + i));
         }
       }
     } else {
-      for (int64_t i = 0; i < count; i += kLanes) {
-        chunk.k[chunk.num_vectors] = k + i;
-        chunk.k_token[chunk.num_vectors++] = token + i;
-      }
+      for (int64_t i = 0; i < count; i += kLanes) AddVector(k + i, token + i, block);
     }
-    for (int64_t i = 0; i < count; ++i) chunk.v[token + i] = v + i * kv_.head_dim;
-    chunk.stored |= (~uint64_t{0} >> (kAttentionChunk - count)) << token;
+    for (int64_t i = 0; i < count; ++i) block.v[token + i] = v + i * kv_.head_dim;
+    block.stored |= (~uint64_t{0} >> (kBlock - count)) << token;
+  }
+
+  static void AddVector(const Key* k, int64_t token, BlockT& block) {
+    block.k[block.num_vectors] = k;
+    block.k_token[block.num_vectors++] = static_cast<uint8_t>(token);
   }
 
   const PagedKvView& kv_;
@@ -200,8 +214,8 @@ class ChunkReader {
 // scores[r][token] = q[r] . k[token] for V vectors of tokens. Prefetches next_k unless it is null.
 template <int R, int V, typename TK>
 HWY_INLINE void ScoreVectors(const float* HWY_RESTRICT q, int64_t head_dim, const TK* const* k,
-                             const TK* const* next_k, int64_t k_stride, const int64_t* k_token,
-                             float* HWY_RESTRICT scores) {
+                             int64_t k_stride, const uint8_t* k_token, const TK* const* next_k,
+                             int64_t next_stride, float* HWY_RESTRICT scores) {
   const FloatTag d;
   FloatVec sums[R][V];
   const TK* keys[V];
@@ -215,7 +229,7 @@ HWY_INLINE void ScoreVectors(const float* HWY_RESTRICT q, int64_t head_dim, cons
     FloatVec key[V];
     for (int v = 0; v < V; ++v) {
       key[v] = LoadWide(keys[v] + dim * k_stride);
-      if (next_k != nullptr) hwy::Prefetch(next_keys[v] + dim * k_stride);
+      if (next_k != nullptr) PrefetchFar(next_keys[v] + dim * next_stride);
     }
     for (int r = 0; r < R; ++r) {
       const auto query = hn::Set(d, q[dim * R + r]);
@@ -229,43 +243,55 @@ HWY_INLINE void ScoreVectors(const float* HWY_RESTRICT q, int64_t head_dim, cons
   }
 }
 
+// Scores of R rows and the tokens of a block; of the vectors that hold none of `visible`, nothing.
 template <int R, typename TK, typename TV>
-HWY_INLINE void Score(const float* q, int64_t head_dim, const Chunk<TK, TV>& chunk,
-                      const Chunk<TK, TV>* next, float* scores) {
+void ScoreBlock(const float* q, int64_t head_dim, uint64_t visible, const Block<TK, TV>& block,
+                const Block<TK, TV>* next, float* scores) {
   constexpr int kVectors = TileVectors<R>();
-  const TK* const* next_k = next != nullptr ? next->k : nullptr;
+  const int last_token = 63 - std::countl_zero(visible);
   int64_t i = 0;
-  for (; i + kVectors <= chunk.num_vectors; i += kVectors) {
-    ScoreVectors<R, kVectors>(q, head_dim, chunk.k + i, next_k, chunk.k_stride, chunk.k_token + i,
-                              scores);
-    if (next_k != nullptr) next_k += kVectors;
+  for (; i + kVectors <= block.num_vectors && block.k_token[i] <= last_token; i += kVectors) {
+    // The next block's vectors as far as there are places for them.
+    const TK* const* next_k =
+        next != nullptr && i + kVectors <= kBlock / kLanes ? next->k + i : nullptr;
+    ScoreVectors<R, kVectors>(q, head_dim, block.k + i, block.k_stride, block.k_token + i, next_k,
+                              next_k != nullptr ? next->k_stride : 0, scores);
   }
-  for (; i < chunk.num_vectors; ++i) {
-    ScoreVectors<R, 1>(q, head_dim, chunk.k + i, next_k, chunk.k_stride, chunk.k_token + i, scores);
-    if (next_k != nullptr) ++next_k;
+  for (; i < block.num_vectors && block.k_token[i] <= last_token; ++i) {
+    ScoreVectors<R, 1>(q, head_dim, block.k + i, block.k_stride, block.k_token + i,
+                       static_cast<const TK* const*>(nullptr), 0, scores);
   }
 }
 
-// Turns the scores of the tokens in `mask` into weights exp(score - maximum), those of the others
-// into 0, whatever they were.
-HWY_INLINE void Softmax(uint64_t mask, float* HWY_RESTRICT scores, float& maximum, float& sum) {
+// Turns the scores of the tokens that a row sees into weights exp(score * scale - maximum), those
+// of its other tokens into 0, whatever they were.
+HWY_INLINE void Softmax(const uint64_t* masks, float scale, float* HWY_RESTRICT scores,
+                        float& maximum, float& sum) {
   const FloatTag d;
+  const auto scales = hn::Set(d, scale);
   const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const auto mask_at = [mask](int64_t token) HWY_ATTR {
-    const uint64_t bits = mask >> token;
-    return hn::LoadMaskBits(FloatTag(), reinterpret_cast<const uint8_t*>(&bits));
-  };
   auto maxima = lowest;
-  for (int64_t t = 0; t < kAttentionChunk; t += kLanes) {
-    maxima = hn::Max(hn::IfThenElse(mask_at(t), hn::LoadU(d, scores + t), lowest), maxima);
+  for (int64_t b = 0; b < kChunkBlocks; ++b) {
+    if (masks[b] == 0) continue;
+    for (int64_t t = 0; t < kBlock; t += kLanes) {
+      const uint64_t bits = masks[b] >> t;
+      const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
+      const auto score = hn::Mul(hn::LoadU(d, scores + b * kBlock + t), scales);
+      maxima = hn::Max(hn::IfThenElse(mask, score, lowest), maxima);
+    }
   }
   const auto max = hn::MaxOfLanes(d, maxima);
   auto sums = hn::Zero(d);
-  for (int64_t t = 0; t < kAttentionChunk; t += kLanes) {
-    const auto weights = Exp(d, hn::Sub(hn::LoadU(d, scores + t), max));
-    const auto visible = hn::IfThenElseZero(mask_at(t), weights);
-    hn::StoreU(visible, d, scores + t);
-    sums = hn::Add(sums, visible);
+  for (int64_t b = 0; b < kChunkBlocks; ++b) {
+    if (masks[b] == 0) continue;
+    for (int64_t t = 0; t < kBlock; t += kLanes) {
+      const uint64_t bits = masks[b] >> t;
+      const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
+      const auto score = hn::LoadU(d, scores + b * kBlock + t);
+      const auto weight = hn::IfThenElseZero(mask, ExpUpTo88(d, hn::MulSub(score, scales, max)));
+      hn::StoreU(weight, d, scores + b * kBlock + t);
+      sums = hn::Add(sums, weight);
+    }
   }
   maximum = hn::GetLane(max);
   sum = hn::GetLane(hn::SumOfLanes(d, sums));
@@ -287,7 +313,7 @@ HWY_INLINE void AccumulateVectors(const float* HWY_RESTRICT weights, const TV* c
     FloatVec value[V];
     for (int v = 0; v < V; ++v) {
       value[v] = LoadWide(values[t] + dim + v * kLanes);
-      if (next_values != nullptr) hwy::Prefetch(next_values[t] + dim + v * kLanes);
+      if (next_values != nullptr) PrefetchFar(next_values[t] + dim + v * kLanes);
     }
     for (int r = 0; r < R; ++r) {
       const auto weight = hn::Set(d, weights[r * kScoreStride + t]);
@@ -303,13 +329,13 @@ HWY_INLINE void AccumulateVectors(const float* HWY_RESTRICT weights, const TV* c
 
 // The same for all dimensions and the tokens of `mask`, in order.
 template <int R, typename TV>
-HWY_INLINE void Accumulate(uint64_t mask, const float* weights, const TV* const* values,
-                           const TV* const* next_values, const GqaSizes& sizes, float* states) {
+void Accumulate(uint64_t mask, const float* weights, const TV* const* values,
+                const TV* const* next_values, const GqaSizes& sizes, float* states) {
   constexpr int kVectors = TileVectors<R>();
   while (mask != 0) {
     const int begin = std::countr_zero(mask);
     const int end = begin + std::countr_one(mask >> begin);
-    mask &= end == kAttentionChunk ? 0 : ~uint64_t{0} << end;
+    mask &= end == kBlock ? 0 : ~uint64_t{0} << end;
     int64_t dim = 0;
     for (; dim + kVectors * kLanes <= sizes.padded_dim; dim += kVectors * kLanes) {
       AccumulateVectors<R, kVectors>(weights, values, next_values, begin, end, dim, states,
@@ -320,6 +346,26 @@ HWY_INLINE void Accumulate(uint64_t mask, const float* weights, const TV* const*
                               sizes.state_stride);
     }
   }
+}
+
+// Adds the values of a block, weighted, to the states of R rows; row r sees the tokens of masks[r *
+// kChunkBlocks]. Tokens that only some rows see lie before those that all see (windows) or behind
+// them (causality); each row takes its tokens in order.
+template <int R, typename TK, typename TV>
+void AccumulateBlock(const uint64_t* masks, const float* weights, const Block<TK, TV>& block,
+                     const Block<TK, TV>* next, const GqaSizes& sizes, float* states) {
+  uint64_t all = ~uint64_t{0};
+  for (int r = 0; r < R; ++r) all &= masks[r * kChunkBlocks];
+  const uint64_t before = all == 0 ? ~uint64_t{0} : (all & -all) - 1;
+  const auto add_some = [&](uint64_t tokens) HWY_ATTR {
+    for (int r = 0; r < R; ++r) {
+      Accumulate<1, TV>(masks[r * kChunkBlocks] & tokens, weights + r * kScoreStride, block.v,
+                        nullptr, sizes, states + r * sizes.state_stride);
+    }
+  };
+  if constexpr (R > 1) add_some(before & ~all);
+  Accumulate<R, TV>(all, weights, block.v, next != nullptr ? next->v : nullptr, sizes, states);
+  if constexpr (R > 1) add_some(~before & ~all);
 }
 
 // Folds `from`, later in position, into `into`. A state whose sum is 0 has seen nothing.
@@ -333,8 +379,8 @@ HWY_INLINE void Fold(const float* HWY_RESTRICT from, int64_t padded_dim, float* 
     return;
   }
   const float maximum = std::max(into_stats[0], from_stats[0]);
-  const auto into_scale = Exp(d, hn::Set(d, into_stats[0] - maximum));
-  const auto from_scale = Exp(d, hn::Set(d, from_stats[0] - maximum));
+  const auto into_scale = ExpUpTo88(d, hn::Set(d, into_stats[0] - maximum));
+  const auto from_scale = ExpUpTo88(d, hn::Set(d, from_stats[0] - maximum));
   for (int64_t dim = 0; dim < padded_dim; dim += kLanes) {
     const auto scaled = hn::Mul(hn::LoadU(d, into + dim), into_scale);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, from + dim), from_scale, scaled), d, into + dim);
@@ -344,68 +390,29 @@ HWY_INLINE void Fold(const float* HWY_RESTRICT from, int64_t padded_dim, float* 
                                          hn::Mul(hn::Set(d, into_stats[1]), into_scale)));
 }
 
-// Folds one chunk into the states of R rows; the rows see the tokens of their masks. Prefetches
-// `next` on the way unless it is null.
-template <int R, typename TK, typename TV>
-void FoldChunk(const float* q, const uint64_t* masks, const Chunk<TK, TV>& chunk,
-               const Chunk<TK, TV>* next, const GqaSizes& sizes, float* scores, float* tile_states,
-               float* states) {
-  uint64_t any = 0, all = ~uint64_t{0};
-  for (int r = 0; r < R; ++r) {
-    any |= masks[r];
-    all &= masks[r];
-  }
-  if (any == 0) return;
-  Score<R>(q, sizes.head_dim, chunk, next, scores);
-  for (int r = 0; r < R; ++r) {
-    float* state = tile_states + r * sizes.state_stride;
-    std::memset(state, 0, sizes.padded_dim * sizeof(float));
-    Softmax(masks[r], scores + r * kScoreStride, state[sizes.padded_dim],
-            state[sizes.padded_dim + 1]);
-  }
-  // Tokens that only some rows see lie before those that all see (windows) or behind them
-  // (causality); each row takes its tokens in order.
-  const uint64_t before = all == 0 ? ~uint64_t{0} : (all & -all) - 1;
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int r = 0; r < R; ++r) {
-      const uint64_t mask = masks[r] & ~all & (pass == 0 ? before : ~before);
-      Accumulate<1, TV>(mask, scores + r * kScoreStride, chunk.v, nullptr, sizes,
-                        tile_states + r * sizes.state_stride);
-    }
-    if (pass == 0) {
-      Accumulate<R, TV>(all, scores, chunk.v, next != nullptr ? next->v : nullptr, sizes,
-                        tile_states);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    Fold(tile_states + r * sizes.state_stride, sizes.padded_dim, states + r * sizes.state_stride);
-  }
-}
-
 // The working memory of one thread.
 struct Scratch {
   Scratch(float* base, const GqaSizes& sizes)
       : query(base),
         scores(query + sizes.query),
-        tile_states(scores + sizes.scores),
-        span_states(tile_states + sizes.tile_states),
-        total_states(span_states + sizes.states),
+        chunk_states(scores + sizes.scores),
+        total_states(chunk_states + sizes.states),
         packed_keys(total_states + sizes.states),
-        masks(reinterpret_cast<uint64_t*>(packed_keys + sizes.packed_keys)) {}
+        masks(reinterpret_cast<uint64_t*>(packed_keys + 2 * sizes.packed_keys)) {}
 
-  float* query;  // scaled; each tile [head_dim, rows of the tile]
-  float* scores;
-  float* tile_states;
-  float* span_states;
+  float* query;   // each tile [head_dim, rows of the tile]
+  float* scores;  // [rows, kScoreStride]
+  float* chunk_states;
   float* total_states;
-  float* packed_keys;
-  uint64_t* masks;  // [rows]
+  float* packed_keys;  // [2 chunks, kChunkBlocks, head_dim, kBlock]
+  uint64_t* masks;     // [rows, kChunkBlocks]: the tokens that a row sees
 };
 
 void ClearStates(const GqaSizes& sizes, int64_t rows, float* states) {
   for (int64_t row = 0; row < rows; ++row) {
-    states[row * sizes.state_stride + sizes.padded_dim] = -std::numeric_limits<float>::infinity();
-    states[row * sizes.state_stride + sizes.padded_dim + 1] = 0.0f;
+    float* state = states + row * sizes.state_stride;
+    std::memset(state, 0, sizes.state_stride * sizeof(float));
+    state[sizes.padded_dim] = -std::numeric_limits<float>::infinity();
   }
 }
 
@@ -418,12 +425,11 @@ void WriteOutput(const GqaAttentionArgs& args, const GqaSizes& sizes, int64_t fi
     const int64_t head = kv_head * sizes.group + row % sizes.group;
     float* out = args.out.Row<float>(token) + head * sizes.head_dim;
     const float sum = state[sizes.padded_dim + 1];
-    for (int64_t dim = 0; dim < sizes.head_dim; ++dim) {
-      out[dim] = sum == 0.0f ? 0.0f : state[dim] / sum;
-    }
+    const float divisor = sum == 0.0f ? 1.0f : sum;  // of a row that saw nothing: zeros
+    for (int64_t dim = 0; dim < sizes.head_dim; ++dim) out[dim] = state[dim] / divisor;
     if (args.log_sum_exp != nullptr) {
       args.log_sum_exp[token * args.num_query_heads + head] =
-          state[sizes.padded_dim] + (sum == 0.0f ? 0.0f : std::log(sum));
+          state[sizes.padded_dim] + std::log(divisor);
     }
   }
 }
@@ -446,90 +452,141 @@ void PackQueries(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaT
       const int64_t row = begin + r;
       const float* q = args.q.Row<float>(task.first_token + row / sizes.group) +
                        (task.kv_head * sizes.group + row % sizes.group) * sizes.head_dim;
-      for (int64_t dim = 0; dim < sizes.head_dim; ++dim) {
-        target[dim * tile_rows + r] = q[dim] * args.scale;
-      }
+      for (int64_t dim = 0; dim < sizes.head_dim; ++dim) target[dim * tile_rows + r] = q[dim];
     }
   }
 }
 
-// Bits of the chunk's tokens that a query at `position` may see.
-uint64_t VisibleBits(int64_t position, int64_t window, int64_t chunk_first) {
-  const int64_t end = std::min(position + 1 - chunk_first, kAttentionChunk);
-  const int64_t begin = window > 0 ? std::max<int64_t>(position + 1 - window - chunk_first, 0) : 0;
+// Bits of a block's tokens that a query at `position` may see.
+uint64_t VisibleBits(int64_t position, int64_t window, int64_t block_first) {
+  const int64_t end = std::min(position + 1 - block_first, kBlock);
+  const int64_t begin = window > 0 ? std::max<int64_t>(position + 1 - window - block_first, 0) : 0;
   if (begin >= end) return 0;
-  return (~uint64_t{0} >> (kAttentionChunk - (end - begin))) << begin;
+  return (~uint64_t{0} >> (kBlock - (end - begin))) << begin;
 }
 
+// One task; K and V are T.
 template <typename T, bool kPacked>
-void RunTaskOf(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
-               float* partials, float* thread_memory) {
-  const Scratch scratch(thread_memory, sizes);
-  const Tiling tiling(task.num_tokens * sizes.group);
-  PackQueries(args, sizes, task, tiling, scratch.query);
-  ChunkReader<T, kPacked> reader(args.kv, task, scratch.packed_keys, sizes.packed_keys / 2);
-  typename ChunkReader<T, kPacked>::ChunkT chunks[2];
-  const bool split = task.partial_row >= 0;
-  float* span_states = split ? partials + task.partial_row * sizes.state_stride  //
-                             : scratch.span_states;
-  ClearStates(sizes, tiling.rows, span_states);
-  ClearStates(sizes, tiling.rows, scratch.total_states);
-  if (task.first_chunk < task.end_chunk) reader.Read(task.first_chunk, chunks[0]);
+class TaskRunner {
+ public:
+  TaskRunner(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
+             float* thread_memory)
+      : args_(args),
+        sizes_(sizes),
+        task_(task),
+        scratch_(thread_memory, sizes),
+        tiling_(task.num_tokens * sizes.group) {}
 
-  for (int64_t index = task.first_chunk; index < task.end_chunk; ++index) {
-    const auto& chunk = chunks[(index - task.first_chunk) % 2];
-    auto& next = chunks[(index - task.first_chunk + 1) % 2];
-    const bool is_last = index + 1 == task.end_chunk;
-    if (!is_last) reader.Read(index + 1, next);
-    for (int64_t row = 0; row < tiling.rows; ++row) {
-      const int64_t position = args.positions[task.first_token + row / sizes.group];
-      scratch.masks[row] =
-          chunk.stored & VisibleBits(position, args.window, index * kAttentionChunk);
-    }
-    for (int64_t tile = 0; tile < tiling.num_tiles; ++tile) {
-      const int64_t begin = tiling.Begin(tile);
-      const auto fold = [&]<int R>() HWY_ATTR {
-        FoldChunk<R>(scratch.query + begin * sizes.head_dim, scratch.masks + begin, chunk,
-                     tile == 0 && !is_last ? &next : nullptr, sizes, scratch.scores,
-                     scratch.tile_states, span_states + begin * sizes.state_stride);
-      };
-      switch (tiling.Begin(tile + 1) - begin) {
-        case 1:
-          fold.template operator()<1>();
-          break;
-        case 2:
-          fold.template operator()<2>();
-          break;
-        case 3:
-          fold.template operator()<3>();
-          break;
-        default:
-          fold.template operator()<4>();
+  void Run(float* partials) {
+    PackQueries(args_, sizes_, task_, tiling_, scratch_.query);
+    Reader reader(args_.kv, task_, scratch_.packed_keys, sizes_.packed_keys);
+    ChunkT chunks[2];
+    ClearStates(sizes_, tiling_.rows, scratch_.total_states);
+    if (task_.first_chunk < task_.end_chunk) reader.Read(task_.first_chunk, chunks[0]);
+    for (int64_t index = task_.first_chunk; index < task_.end_chunk; ++index) {
+      const ChunkT& chunk = chunks[(index - task_.first_chunk) % 2];
+      ChunkT* next = nullptr;
+      if (index + 1 < task_.end_chunk) {
+        next = &chunks[(index - task_.first_chunk + 1) % 2];
+        reader.Read(index + 1, *next);
+      }
+      float* states = scratch_.chunk_states;
+      if (task_.partial_row >= 0) {
+        const int64_t row = task_.partial_row + (index - task_.first_chunk) * tiling_.rows;
+        states = partials + row * sizes_.state_stride;
+      }
+      AttendChunk(index, chunk, next, states);
+      if (task_.partial_row >= 0) continue;
+      for (int64_t row = 0; row < tiling_.rows; ++row) {
+        Fold(states + row * sizes_.state_stride, sizes_.padded_dim,
+             scratch_.total_states + row * sizes_.state_stride);
       }
     }
-    if (!is_last && (index + 1) % kSpanChunks != 0) continue;
-    if (!split) {
-      for (int64_t row = 0; row < tiling.rows; ++row) {
-        Fold(span_states + row * sizes.state_stride, sizes.padded_dim,
-             scratch.total_states + row * sizes.state_stride);
+    if (task_.partial_row >= 0) return;
+    WriteOutput(args_, sizes_, task_.first_token, task_.num_tokens, task_.kv_head,
+                scratch_.total_states);
+  }
+
+ private:
+  using Reader = ChunkReader<T, kPacked>;
+  using BlockT = typename Reader::BlockT;
+  using ChunkT = typename Reader::ChunkT;
+
+  // Computes the rows' states over one chunk, from nothing.
+  void AttendChunk(int64_t index, const ChunkT& chunk, const ChunkT* next, float* states) {
+    ClearStates(sizes_, tiling_.rows, states);
+    for (int64_t row = 0; row < tiling_.rows; ++row) {
+      const int64_t position = args_.positions[task_.first_token + row / sizes_.group];
+      for (int64_t b = 0; b < kChunkBlocks; ++b) {
+        const int64_t first = index * kAttentionChunk + b * kBlock;
+        Masks(row)[b] = chunk.blocks[b].stored & VisibleBits(position, args_.window, first);
       }
-    } else if (!is_last) {
-      span_states += tiling.rows * sizes.state_stride;
     }
-    if (!is_last) ClearStates(sizes, tiling.rows, span_states);
+    ForVisibleTiles(
+        chunk, next,
+        [&]<int R>(int64_t row, int64_t b, uint64_t visible, const BlockT* next_block) HWY_ATTR {
+          ScoreBlock<R>(scratch_.query + row * sizes_.head_dim, sizes_.head_dim, visible,
+                        chunk.blocks[b], next_block, Scores(row) + b * kBlock);
+        });
+    for (int64_t row = 0; row < tiling_.rows; ++row) {
+      float* stats = states + row * sizes_.state_stride + sizes_.padded_dim;
+      Softmax(Masks(row), args_.scale, Scores(row), stats[0], stats[1]);
+    }
+    ForVisibleTiles(
+        chunk, next,
+        [&]<int R>(int64_t row, int64_t b, uint64_t visible, const BlockT* next_block) HWY_ATTR {
+          AccumulateBlock<R>(Masks(row) + b, Scores(row) + b * kBlock, chunk.blocks[b], next_block,
+                             sizes_, states + row * sizes_.state_stride);
+        });
   }
-  if (!split) {
-    WriteOutput(args, sizes, task.first_token, task.num_tokens, task.kv_head, scratch.total_states);
+
+  template <int R, typename Body>
+  static HWY_INLINE void CallWithRows(int64_t rows, int64_t row, int64_t b, uint64_t visible,
+                                      const BlockT* next_block, const Body& body) {
+    if constexpr (R < kTileRows) {
+      if (rows > R) return CallWithRows<R + 1>(rows, row, b, visible, next_block, body);
+    }
+    body.template operator()<R>(row, b, visible, next_block);
   }
-}
+
+  // Calls body<R>(first row, block, tokens that some row sees, block to prefetch or null) for each
+  // block and each tile of R rows that see something of it.
+  template <typename Body>
+  HWY_INLINE void ForVisibleTiles(const ChunkT& chunk, const ChunkT* next, const Body& body) {
+    for (int64_t b = 0; b < kChunkBlocks; ++b) {
+      if (chunk.blocks[b].stored == 0) continue;
+      const BlockT* next_block = b + 1 < kChunkBlocks ? &chunk.blocks[b + 1]
+                                 : next != nullptr    ? &next->blocks[0]
+                                                      : nullptr;
+      if (next_block != nullptr && next_block->stored == 0) next_block = nullptr;
+      for (int64_t tile = 0; tile < tiling_.num_tiles; ++tile) {
+        const int64_t row = tiling_.Begin(tile), end = tiling_.Begin(tile + 1);
+        uint64_t visible = 0;
+        for (int64_t r = row; r < end; ++r) visible |= Masks(r)[b];
+        if (visible == 0) continue;
+        CallWithRows<1>(end - row, row, b, visible, next_block, body);
+        next_block = nullptr;  // Once is enough.
+      }
+    }
+  }
+
+  uint64_t* Masks(int64_t row) const { return scratch_.masks + row * kChunkBlocks; }
+  float* Scores(int64_t row) const { return scratch_.scores + row * kScoreStride; }
+
+  const GqaAttentionArgs& args_;
+  const GqaSizes& sizes_;
+  const GqaTask& task_;
+  const Scratch scratch_;
+  const Tiling tiling_;
+};
 
 template <typename T>
 void RunTaskOf(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
                float* partials, float* thread_memory) {
   if (args.kv.page_size >= GqaSizes::kMaxLanes) {
-    RunTaskOf<T, false>(args, sizes, task, partials, thread_memory);
+    TaskRunner<T, false>(args, sizes, task, thread_memory).Run(partials);
   } else {
-    RunTaskOf<T, true>(args, sizes, task, partials, thread_memory);
+    TaskRunner<T, true>(args, sizes, task, thread_memory).Run(partials);
   }
 }
 
@@ -549,7 +606,7 @@ void RunMerge(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaMerg
               float* partials) {
   const int64_t rows = merge.num_tokens * sizes.group;
   float* total = partials + merge.partial_row * sizes.state_stride;
-  for (int64_t row = rows; row < rows * merge.num_spans; ++row) {
+  for (int64_t row = rows; row < rows * merge.num_chunks; ++row) {
     Fold(total + row * sizes.state_stride, sizes.padded_dim,
          total + row % rows * sizes.state_stride);
   }
@@ -571,7 +628,7 @@ absl::Status GqaAttentionCpu(const GqaAttentionArgs& args, Stream& stream) {
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) -> absl::Status {
     ASSIGN_OR_RETURN(const GqaPlan plan, PlanGqa(args, pool.num_threads()));
     const GqaSizes sizes(args, plan.max_rows);
-    const int64_t num_partials = plan.num_partial_rows * sizes.state_stride;
+    const int64_t num_partials = GqaSizes::Aligned(plan.num_partial_rows * sizes.state_stride);
     float* partials = reinterpret_cast<float*>(
         pool.Scratch((num_partials + pool.num_threads() * sizes.per_thread) * sizeof(float)));
     float* thread_memory = partials + num_partials;

@@ -94,18 +94,16 @@ absl::StatusOr<GqaPlan> PlanGqa(const GqaAttentionArgs& args, int num_threads) {
 
   int64_t total_chunks = 0;
   for (const GqaTask& task : whole) total_chunks += task.end_chunk - task.first_chunk;
-  const int64_t max_task_chunks =
+  const int64_t max_chunks =
       num_threads == 1 ? total_chunks : total_chunks / (num_threads * kTasksPerThread) + 1;
-  const int64_t max_task_spans = (max_task_chunks + kSpanChunks - 1) / kSpanChunks;
 
   GqaPlan plan;
   plan.tasks.reserve(whole.size());
   for (const GqaTask& task : whole) {
     const int64_t rows = task.num_tokens * group;
+    const int64_t num_chunks = task.end_chunk - task.first_chunk;
     plan.max_rows = std::max(plan.max_rows, rows);
-    const int64_t first_span = task.first_chunk / kSpanChunks;
-    const int64_t end_span = (task.end_chunk + kSpanChunks - 1) / kSpanChunks;
-    if (end_span - first_span <= max_task_spans) {
+    if (num_chunks <= max_chunks) {
       plan.tasks.push_back(task);
       continue;
     }
@@ -113,15 +111,15 @@ absl::StatusOr<GqaPlan> PlanGqa(const GqaAttentionArgs& args, int num_threads) {
                            .first_token = task.first_token,
                            .num_tokens = task.num_tokens,
                            .partial_row = plan.num_partial_rows,
-                           .num_spans = end_span - first_span});
-    for (int64_t span = first_span; span < end_span; span += max_task_spans) {
+                           .num_chunks = num_chunks});
+    for (int64_t done = 0; done < num_chunks; done += max_chunks) {
       GqaTask part = task;
-      part.first_chunk = std::max(task.first_chunk, span * kSpanChunks);
-      part.end_chunk = std::min(task.end_chunk, (span + max_task_spans) * kSpanChunks);
-      part.partial_row = plan.num_partial_rows + (span - first_span) * rows;
+      part.first_chunk = task.first_chunk + done;
+      part.end_chunk = std::min(task.end_chunk, part.first_chunk + max_chunks);
+      part.partial_row = plan.num_partial_rows + done * rows;
       plan.tasks.push_back(part);
     }
-    plan.num_partial_rows += (end_span - first_span) * rows;
+    plan.num_partial_rows += num_chunks * rows;
   }
   return plan;
 }

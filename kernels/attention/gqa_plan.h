@@ -1,8 +1,7 @@
 // How the work of one call of paged attention is cut into tasks for the threads of a CPU rank.
 //
-// Chunks of kAttentionChunk positions are folded, in order, into spans of kSpanChunks chunks, and
-// spans, in order, into the result. Chunks and spans lie at fixed global positions, so whichever
-// thread computes a span, and whether it goes through memory, its bits are the same.
+// Chunks lie at fixed global positions and are folded in ascending order, so whichever thread
+// computes a chunk, and whether its result goes through memory, the bits are the same.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,6 @@
 
 namespace heddle {
 
-inline constexpr int64_t kSpanChunks = 4;
-
 // Rows are (token, query head of the group) pairs, token-major; a row's state is its running
 // (output, maximum, sum).
 struct GqaTask {
@@ -24,18 +21,18 @@ struct GqaTask {
   int64_t num_tokens = 0;
   int64_t first_chunk = 0;  // chunks that some row may see
   int64_t end_chunk = 0;
-  // Where the states of the task's first span go, in rows; -1: the task sees the whole context of
+  // Where the states of the task's first chunk go, in rows; -1: the task sees the whole context of
   // its rows and writes their output itself.
   int64_t partial_row = -1;
 };
 
-// Rows whose context was split: num_spans times (num_tokens * group) states, in order.
+// Rows whose context was split: num_chunks times (num_tokens * group) states, in order.
 struct GqaMerge {
   int64_t kv_head = 0;
   int64_t first_token = 0;
   int64_t num_tokens = 0;
   int64_t partial_row = 0;
-  int64_t num_spans = 0;
+  int64_t num_chunks = 0;
 };
 
 struct GqaPlan {

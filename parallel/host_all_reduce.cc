@@ -34,9 +34,9 @@ absl::Status HostCommunicator::ReduceInOnePass(float* data, int64_t count, Reduc
   return absl::OkStatus();
 }
 
-// A pipeline over pieces: write t, reduce the own part of t - 1, collect all parts of t - 2. A member
-// without a part need not see the others' pieces: the owners' results of t - 2 say that they have
-// read its own.
+// A pipeline over pieces: write t, reduce the own part of t - 1, collect all parts of t - 2. A
+// member without a part need not see the others' pieces: the owners' results of t - 2 say that they
+// have read its own.
 absl::Status HostCommunicator::ReduceInTwoPasses(float* data, int64_t count, ReduceOp op) {
   const int64_t piece_floats = board_->slot_bytes() / sizeof(float);
   const int64_t num_pieces = (count + piece_floats - 1) / piece_floats;

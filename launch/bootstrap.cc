@@ -36,6 +36,9 @@ class AloneBootstrap : public Bootstrap {
     options.progress_timeout_seconds = progress_timeout_seconds;
     ASSIGN_OR_RETURN(bootstrap->threads_, ThreadWorld::Create(options));
     bootstrap->world_ = bootstrap->threads_->Join(0);
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    bootstrap->world_.self.host = host;
     return bootstrap;
   }
 

@@ -42,8 +42,8 @@ struct ScoreFlags {
 };
 
 struct BenchFlags {
-  int64_t input_len = 0;  // 0: the command's default
-  int64_t output_len = 0;
+  int64_t input_len = 32;
+  int64_t output_len = 128;
   int64_t input_len_min = 0;  // throughput: uniform in [min, len] if set
   int64_t output_len_min = 0;
   int64_t num_prompts = 64;

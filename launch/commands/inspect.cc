@@ -19,6 +19,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int64_t kMaxRanks = 1 << 16;  // above what any job has
+
 std::string Bytes(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
@@ -128,8 +130,13 @@ void PrintText(const Json& model, const ShardLayout& layout) {
 absl::StatusOr<int> RunInspect(const CommandLine& line) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                    OpenCheckpoint(line.engine.model, line.engine.load_format, line.engine.seed));
+  const int64_t num_ranks = line.parallel.tensor_parallel_size.value_or(1);
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    return absl::InvalidArgumentError(absl::StrCat("--tensor-parallel-size ", num_ranks,
+                                                   ": expected 1 to ", kMaxRanks, " ranks"));
+  }
   ShardLayoutOptions options;
-  options.num_ranks = static_cast<int>(line.parallel.tensor_parallel_size.value_or(1));
+  options.num_ranks = static_cast<int>(num_ranks);
   options.weight_dtype = line.engine.dtype;
   options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
   if (line.engine.block_size > 0) options.page_size = line.engine.block_size;

@@ -1,0 +1,457 @@
+#!/usr/bin/env python3
+"""The program as users start it: arguments in; stdout, stderr, files and an exit code out.
+
+usage: program_test.py MPIEXEC HEDDLE MODELS [unittest arguments]
+"""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+
+# Start and end of mpirun itself, on a machine that is busy with other tests.
+LAUNCH_SECONDS = 10
+ALONE = 0  # as a number of ranks: started without mpirun
+
+mpiexec, heddle, models = "", "", ""
+
+PROMPTS = [
+    {"id": "b", "prompt_token_ids": [1, 5, 9, 200, 3]},
+    {"id": "a", "prompt_token_ids": [7], "max_tokens": 24},
+    {"id": "b", "prompt_token_ids": [256, 257, 258, 0] * 9, "max_tokens": 2},
+    {"id": 17, "prompt_token_ids": [4, 4, 4], "temperature": 0.9, "top_k": 40, "top_p": 0.9,
+     "seed": 5},
+    {"prompt_token_ids": [40, 41, 42], "repetition_penalty": 1.3},
+]
+
+
+def command(num_ranks, arguments):
+    program = [heddle, *map(str, arguments)]
+    return program if num_ranks == ALONE else [mpiexec, "-n", str(num_ranks), *program]
+
+
+def messages(stderr):
+    """What the program says is wrong: neither its log nor what mpirun adds about exit codes."""
+    said, of_mpirun = [], False
+    for line in stderr.splitlines():
+        if re.fullmatch(r"-{20,}", line):
+            of_mpirun = not of_mpirun
+        elif not of_mpirun and not re.match(r"\[rank \d+ \S+\] [IW] \w+\.cc:\d+\]", line):
+            said.append(line)
+    return said
+
+
+class Job:
+    """A job whose ranks can be found and signalled while it runs."""
+
+    def __init__(self, num_ranks, arguments):
+        self.mark = f"HEDDLE_PROGRAM_TEST={uuid.uuid4()}"
+        key, value = self.mark.split("=")
+        self.process = subprocess.Popen(
+            command(num_ranks, arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, key: value})
+
+    def pids(self, also=""):
+        """The job's live processes, by what is in their environment."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    variables = file.read().decode(errors="replace").split("\0")
+                with open(f"/proc/{pid}/stat") as file:
+                    state = file.read().rpartition(")")[2].split()[0]
+            except OSError:  # ended in between
+                continue
+            if self.mark in variables and (not also or also in variables) and state not in "ZX":
+                found.append(int(pid))
+        return found
+
+    def rank(self, rank):
+        (pid,) = self.pids(f"OMPI_COMM_WORLD_RANK={rank}")
+        return pid
+
+    def wait_for(self, text):
+        for line in self.process.stderr:
+            if text in line:
+                return
+        raise AssertionError(f"the job ended without saying {text!r}")
+
+    def end(self, seconds):
+        """stderr from here on, and the exit code; the job must end in so many seconds."""
+        try:
+            _, stderr = self.process.communicate(timeout=seconds)
+        finally:
+            for pid in self.pids() if self.process.poll() is None else []:
+                os.kill(pid, signal.SIGKILL)
+        return stderr, self.process.returncode
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name, text=None):
+        path = os.path.join(self.folder, name)
+        if text is not None:
+            with open(path, "w") as file:
+                file.write(text)
+        return path
+
+    def rows(self, rows, name="prompts.jsonl"):
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        return self.path(name, "".join(line + "\n" for line in lines))
+
+    def run_heddle(self, num_ranks, *arguments, exit_code=0, environment=None):
+        """stdout and stderr."""
+        done = subprocess.run(command(num_ranks, arguments), capture_output=True, text=True,
+                              timeout=120, env={**os.environ, **(environment or {})})
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        return done.stdout, done.stderr
+
+    def generate(self, num_ranks, rows, *flags, model="gqa-a", **options):
+        """The result lines."""
+        stdout, _ = self.run_heddle(
+            num_ranks, "generate", "--model", os.path.join(models, model), "--prompt-file",
+            self.rows(rows), "--temperature", 0, "--num-kv-pages", 64, *flags, **options)
+        return [json.loads(line) for line in stdout.splitlines()]
+
+    def token_ids(self, lines):
+        return [line["token_ids"] for line in lines]
+
+
+class GenerateTest(ProgramTest):
+    def test_any_number_of_ranks_gives_the_same_lines_in_input_order(self):
+        alone = self.generate(ALONE, PROMPTS, "--ignore-eos")
+        self.assertEqual([line["id"] for line in alone], ["b", "a", "b", "17", "4"])
+        self.assertEqual([len(line["token_ids"]) for line in alone], [16, 24, 2, 16, 16])
+        for line, row in zip(alone, PROMPTS):
+            self.assertEqual(line["prompt_token_ids"], row["prompt_token_ids"])
+            self.assertEqual(line["finish_reason"], "length")
+            self.assertNotIn("error", line)
+            self.assertNotIn("index", line)
+        for num_ranks in (1, 2, 3, 5):
+            with self.subTest(num_ranks=num_ranks):
+                # Equal as wholes: a second line of another rank would be one too many.
+                self.assertEqual(self.generate(num_ranks, PROMPTS, "--ignore-eos"), alone)
+
+    def test_ranks_on_nodes_of_their_own_give_the_same_lines(self):
+        expected = self.generate(ALONE, PROMPTS, "--ignore-eos")
+        for num_ranks, ranks_per_node in ((2, 1), (5, 2)):
+            with self.subTest(num_ranks=num_ranks, ranks_per_node=ranks_per_node):
+                lines = self.generate(num_ranks, PROMPTS, "--ignore-eos", environment={
+                    "HEDDLE_TEST_RANKS_PER_NODE": str(ranks_per_node)})
+                self.assertEqual(lines, expected)
+
+    def test_ranks_without_heads_run(self):
+        for model, num_ranks in (("mqa", 5), ("gqa-a", 12)):
+            with self.subTest(model=model):
+                expected = self.generate(ALONE, PROMPTS[:2], model=model)
+                self.assertEqual(self.generate(num_ranks, PROMPTS[:2], model=model), expected)
+
+    def test_bad_rows_become_error_lines_and_the_rest_runs(self):
+        good = {"id": "good", "prompt_token_ids": [3, 4], "max_tokens": 4}
+        bad = [
+            ({"id": "vocabulary", "prompt_token_ids": [3, 259]}, "259"),
+            ({"id": "long", "prompt_token_ids": [3] * 200}, "128"),
+            ({"id": "typo", "prompt_token_ids": [3], "temprature": 1}, "temprature"),
+            ({"id": "nothing"}, "prompt_token_ids"),
+            ({"id": "text", "prompt": "no tokenizer here"}, "tokenizer"),
+            ({"id": "many", "prompt_token_ids": [3], "logprobs": 1000}, "logprobs"),
+            ('{"id": "cut', "not valid JSON"),
+        ]
+        rows = [good]
+        for row, _ in bad:
+            rows += [row, good]
+        for num_ranks in (ALONE, 3):
+            lines = self.generate(num_ranks, rows, exit_code=2)
+            self.assertEqual(len(lines), len(rows))
+            for line in lines[::2]:
+                self.assertEqual((line["id"], len(line["token_ids"])), ("good", 4))
+                self.assertEqual(line["token_ids"], lines[0]["token_ids"])
+            for line, (row, reason) in zip(lines[1::2], bad):
+                with self.subTest(row=row, num_ranks=num_ranks):
+                    if isinstance(row, dict):
+                        self.assertEqual(line["id"], row["id"])
+                    self.assertEqual((line["finish_reason"], line["token_ids"]), ("error", []))
+                    self.assertIn(reason, line["error"])
+
+    def test_an_empty_prompt_starts_from_bos(self):
+        lines = self.generate(2, [{"prompt_token_ids": []}, {"prompt_token_ids": [1]}])
+        self.assertEqual([line["prompt_token_ids"] for line in lines], [[1], [1]])
+        self.assertEqual(lines[0]["token_ids"], lines[1]["token_ids"])
+
+    def test_sequences_of_a_prompt_have_an_index(self):
+        row = {"id": "many", "prompt_token_ids": [3, 4], "n": 3, "temperature": 1.5, "seed": 7}
+        lines = self.generate(2, [PROMPTS[0], row, PROMPTS[1]])
+        self.assertEqual([(line["id"], line.get("index")) for line in lines],
+                         [("b", None), ("many", 0), ("many", 1), ("many", 2), ("a", None)])
+        self.assertEqual(len({tuple(line["token_ids"]) for line in lines[1:4]}), 3)
+        self.assertEqual(lines, self.generate(ALONE, [PROMPTS[0], row, PROMPTS[1]]))
+
+    def test_log_probabilities_are_finite_numbers(self):
+        def refuse(constant):
+            raise AssertionError(f"{constant} is not JSON")
+
+        # One candidate, and so sharp that all others have a probability of 0.
+        row = {"prompt_token_ids": [3, 4], "top_k": 1, "temperature": 0.01, "logprobs": 5}
+        whole = {"prompt_token_ids": [3, 4], "max_tokens": 1, "logprobs": 259}
+        stdout, _ = self.run_heddle(
+            2, "generate", "--model", os.path.join(models, "gqa-a"), "--prompt-file",
+            self.rows([row, whole]))
+        lines = [json.loads(line, parse_constant=refuse) for line in stdout.splitlines()]
+        for line, num_top in zip(lines, (5, 259), strict=True):
+            self.assertEqual(len(line["logprobs"]), len(line["token_ids"]))
+            for token_id, position in zip(line["token_ids"], line["logprobs"]):
+                top = [one["logprob"] for one in position["top"]]
+                self.assertEqual((position["token_id"], len(top)), (token_id, num_top))
+                self.assertEqual(top, sorted(top, reverse=True))
+                self.assertTrue(all(math.isfinite(value) and value <= 0 for value in top))
+        mass = sum(math.exp(one["logprob"]) for one in lines[1]["logprobs"][0]["top"])
+        self.assertAlmostEqual(mass, 1, places=4)
+
+    def test_results_go_to_the_output_file(self):
+        output = self.path("results.jsonl")
+        expected = self.generate(ALONE, PROMPTS)
+        self.assertEqual(self.generate(2, PROMPTS, "--output", output), [])
+        with open(output) as file:
+            self.assertEqual([json.loads(line) for line in file], expected)
+
+    def test_flags_beat_the_config_file(self):
+        config = self.path("config.yaml", "max_tokens: 3\nignore-eos: true\ntemperature: 0\n")
+        for flags, length in (((), 3), (("--max_tokens=5",), 5)):
+            lines = self.generate(2, [{"prompt_token_ids": [3]}], "--config", config, *flags)
+            self.assertEqual([len(line["token_ids"]) for line in lines], [length])
+
+
+class RefusalTest(ProgramTest):
+    def test_refusals_exit_with_2_and_one_message(self):
+        model = os.path.join(models, "gqa-a")
+        prompts = ["--prompt-file", self.rows(PROMPTS)]
+        cases = [
+            (["--model", "/nowhere/model", *prompts], "/nowhere/model"),
+            (["--model", model, "--prompt-file", "/nowhere/prompts.jsonl"],
+             "/nowhere/prompts.jsonl"),
+            (["--model", model], "--prompt"),
+            (["--model", model, *prompts, "--output", "/nowhere/results"], "/nowhere/results"),
+            (["--model", model, *prompts, "--config", "/nowhere/config.yaml"],
+             "/nowhere/config.yaml"),
+            (["--model", model, *prompts, "--tensor-parallel-size", 7], "mpirun -np 7"),
+            (["--model", model, *prompts, "--decode-context-parallel-size", 2],
+             "--decode-context-parallel-size 2"),
+            (["--model", model, *prompts, "--temprature", 1], "--temperature"),
+            (["--model", model, *prompts, "--max-model-len", 4096], "128"),
+            (["--model", model, *prompts, "--top-p", 2], "top_p"),
+            (["--model", model, *prompts, "--logprobs", 260], "logprobs"),
+        ]
+        # Every case as one process and on two ranks; one found by all ranks and one found by rank 0
+        # alone on more.
+        runs = [(num_ranks, case) for case in cases for num_ranks in (ALONE, 2)]
+        runs += [(num_ranks, cases[i]) for i in (0, 1, 7) for num_ranks in (1, 5)]
+        for num_ranks, (flags, reason) in runs:
+            with self.subTest(num_ranks=num_ranks, flags=flags):
+                stdout, stderr = self.run_heddle(num_ranks, "generate", *flags, exit_code=2)
+                self.assertEqual(stdout, "")
+                said = [line for line in messages(stderr) if not line.startswith("Run heddle --")]
+                self.assertEqual(len(said), 1, stderr)
+                self.assertRegex(said[0], r"^(heddle:|\[rank 0 \S+\]) ")
+                self.assertIn(reason, said[0])
+
+
+class InspectTest(ProgramTest):
+    def inspect(self, model, *flags, **options):
+        return self.run_heddle(ALONE, "inspect", "--model", os.path.join(models, model), *flags,
+                               **options)
+
+    def test_ranks_cover_the_model(self):
+        for model, num_kv_heads in (("gqa-a", 2), ("gqa-odd", 3), ("mqa", 1)):
+            # Keys and values of 2 layers and heads of 8, as float32.
+            head_bytes = 2 * 2 * 8 * 4
+            for num_ranks in range(1, 10):
+                with self.subTest(model=model, num_ranks=num_ranks):
+                    self.check_layout(model, num_ranks, num_kv_heads, head_bytes)
+
+    def check_layout(self, model, num_ranks, num_kv_heads, head_bytes):
+        stdout, _ = self.inspect(model, "--tensor-parallel-size", num_ranks, "--format", "json")
+        found = json.loads(stdout)
+        ranks = found["layout"]["ranks"]
+        self.assertEqual(found["kv_heads"], num_kv_heads)
+        self.assertEqual([rank["rank"] for rank in ranks], list(range(num_ranks)))
+        for key, size in (("query_heads", found["query_heads"]),
+                          ("ffn_columns", found["intermediate_size"]),
+                          ("vocabulary", found["vocab_size"])):
+            covered = [i for rank in ranks for i in range(*rank[key])]
+            self.assertEqual(covered, list(range(size)), key)
+        group = found["query_heads"] // num_kv_heads
+        for rank in ranks:
+            # Each rank keeps the KV heads that its query heads read and no other.
+            read = {head // group for head in range(*rank["query_heads"])}
+            self.assertEqual(set(range(*rank["kv_heads"])), read)
+            self.assertEqual(rank["kv_bytes_per_token"], len(read) * head_bytes)
+        self.assertEqual(found["layout"]["max_weight_bytes"],
+                         max(rank["weight_bytes"] for rank in ranks))
+
+        text, _ = self.inspect(model, "--tensor-parallel-size", num_ranks)
+        self.assertIn(f"\n{num_ranks} rank(s): ", text)
+        table = text[text.index("\n rank"):].splitlines()[2:2 + num_ranks]
+        self.assertEqual([int(line.split()[0]) for line in table], list(range(num_ranks)))
+
+    def test_says_the_bytes_that_a_run_has(self):
+        """What inspect foretells is what the ranks of a run then hold."""
+        figures = self.path("figures.json")
+        self.run_heddle(3, "bench", "throughput", "--model", os.path.join(models, "gqa-odd"),
+                        "--input-len", 4, "--output-len", 2, "--num-prompts", 2, "--num-kv-pages",
+                        8, "--output-json", figures)
+        with open(figures) as file:
+            run = json.load(file)
+        stdout, _ = self.inspect("gqa-odd", "--tensor-parallel-size", 3, "--format", "json")
+        first = json.loads(stdout)["layout"]["ranks"][0]
+        self.assertEqual(run["kv_bytes_per_token_rank0"], first["kv_bytes_per_token"])
+        self.assertEqual(run["weight_bytes_rank0"], first["weight_bytes"])
+
+    def test_refuses_what_is_no_number_of_ranks(self):
+        for size in ("0", "-1", "two", "4294967297"):
+            with self.subTest(size=size):
+                stdout, stderr = self.inspect(
+                    "gqa-a", f"--tensor-parallel-size={size}", exit_code=2)
+                self.assertEqual(stdout, "")
+                self.assertIn(size, messages(stderr)[0])
+
+    def test_one_rank_of_a_job_answers(self):
+        stdout, _ = self.run_heddle(3, "inspect", "--model", os.path.join(models, "mqa"),
+                                    "--format", "json")
+        self.assertEqual(json.loads(stdout)["layout"]["tensor_parallel_size"], 1)
+
+
+class DoctorTest(ProgramTest):
+    def test_says_what_the_machine_has(self):
+        for num_ranks, launcher in ((ALONE, "none"), (2, "mpirun, rank 0 of 2")):
+            stdout, _ = self.run_heddle(num_ranks, "doctor")
+            facts = dict(re.findall(r"^(\S+(?: \S+)*?) {2,}(.+)$", stdout, re.MULTILINE))
+            self.assertEqual(facts["launcher"], launcher)
+            self.assertEqual(facts["host"], os.uname().nodename)
+            self.assertIn(f"{len(os.sched_getaffinity(0))} allowed", facts["CPUs"])
+            for name in ("CPU", "memory", "/dev/shm", "MPI", "NVIDIA GPUs"):
+                self.assertIn(name, facts)
+            self.assertEqual(stdout.count("launcher "), 1)
+
+
+class BenchTest(ProgramTest):
+    def bench(self, num_ranks, kind, *flags):
+        figures = self.path("figures.json")
+        self.run_heddle(num_ranks, "bench", kind, "--model", os.path.join(models, "gqa-a"),
+                        "--num-kv-pages", 64, "--output-json", figures, *flags)
+        with open(figures) as file:
+            return json.load(file)
+
+    def test_throughput(self):
+        for num_ranks in (ALONE, 2):
+            run = self.bench(num_ranks, "throughput", "--input-len", 9, "--output-len", 4,
+                             "--num-prompts", 6)
+            self.assertEqual((run["num_requests"], run["failed"]), (6, 0))
+            self.assertEqual((run["total_input_tokens"], run["total_output_tokens"]), (54, 24))
+            self.assertEqual(run["total_num_tokens"], 54 + 24)
+            self.assertEqual(run["world_size"], max(num_ranks, 1))
+            self.assertGreaterEqual(run["num_warmup_requests"], 1)
+            seconds = run["elapsed_time"]
+            self.assertAlmostEqual(run["requests_per_second"] * seconds, 6)
+            self.assertAlmostEqual(run["tokens_per_second"] * seconds, 78)
+            self.assertAlmostEqual(run["output_tokens_per_second"] * seconds, 24)
+            # The warm-up is in none of the figures: a prompt's last token gives the first output.
+            self.assertLessEqual(run["computed_tokens"], 54 + 24 - 6)
+            self.assertGreater(run["steps"], 0)
+            self.assertGreaterEqual(run["mean_batch"], 1)
+            for key in ("kv_waste", "preemptions", "mean_itl_ms", "kv_usage_peak"):
+                self.assertGreaterEqual(run[key], 0)
+
+    def test_lengths_are_drawn_from_the_range(self):
+        flags = ("--input-len", 20, "--input-len-min", 4, "--output-len", 6, "--output-len-min", 2,
+                 "--num-prompts", 16)
+        one, two = self.bench(ALONE, "throughput", *flags), self.bench(2, "throughput", *flags)
+        for total, low, high in (("total_input_tokens", 4, 20), ("total_output_tokens", 2, 6)):
+            self.assertTrue(16 * low < one[total] < 16 * high)
+            self.assertEqual(one[total], two[total])  # the same work on any number of ranks
+
+    def test_latency(self):
+        results = self.bench(2, "latency", "--input-len", 5, "--output-len", 4, "--batch-size",
+                             "1,3", "--num-iters", 3, "--num-iters-warmup", 2)
+        self.assertEqual([run["batch_size"] for run in results], [1, 3])
+        for run in results:
+            latencies = run["latencies"]
+            self.assertEqual((len(latencies), run["num_iters_warmup"]), (3, 2))
+            self.assertAlmostEqual(run["avg_latency"], sum(latencies) / 3)
+            percentiles = run["percentiles"]
+            self.assertEqual(list(percentiles), ["10", "25", "50", "75", "90", "99"])
+            self.assertEqual(list(percentiles.values()), sorted(percentiles.values()))
+            self.assertAlmostEqual(percentiles["50"], sorted(latencies)[1])
+            self.assertEqual(run["num_itl_samples"], (4 - 1) * run["batch_size"] * 3)
+
+    def test_requests_that_cannot_run_are_refused(self):
+        _, stderr = self.run_heddle(
+            2, "bench", "throughput", "--model", os.path.join(models, "gqa-a"), "--input-len", 200,
+            exit_code=2)
+        said = messages(stderr)
+        self.assertEqual(len(said), 1, stderr)
+        self.assertIn("128", said[0])
+
+
+class FailureTest(ProgramTest):
+    def start(self, num_ranks, *flags):
+        # Work for minutes.
+        rows = self.rows(
+            [{"prompt_token_ids": [i % 200, 3], "max_tokens": 120} for i in range(20000)])
+        job = Job(num_ranks, [
+            "generate", "--model", os.path.join(models, "gqa-a"), "--prompt-file", rows,
+            "--ignore-eos", "--max-num-seqs", 8, "--num-kv-pages", 80, *flags])
+        self.addCleanup(job.process.stderr.close)
+        job.wait_for("pages of 16 tokens a rank")  # it has loaded, and decodes from here on
+        time.sleep(0.5)
+        return job
+
+    def assert_nobody_left(self, job):
+        # The launcher may end a moment before the ranks it has killed.
+        for _ in range(100):
+            if not job.pids():
+                return
+            time.sleep(0.02)
+        self.fail(f"processes {job.pids()} outlive the job")
+
+    def test_a_killed_rank_ends_the_job(self):
+        job = self.start(3)
+        os.kill(job.rank(1), signal.SIGKILL)
+        stderr, exit_code = job.end(5 + LAUNCH_SECONDS)
+        self.assertNotEqual(exit_code, 0)
+        self.assertRegex(stderr, r"rank 1\b")
+        self.assert_nobody_left(job)
+
+    def test_a_stopped_rank_is_named_when_the_timeout_is_over(self):
+        timeout = 3
+        job = self.start(3, "--distributed-timeout-seconds", timeout)
+        start = time.monotonic()
+        os.kill(job.rank(1), signal.SIGSTOP)
+        stderr, exit_code = job.end(timeout + 5 + LAUNCH_SECONDS)
+        # Counted from the rank's last progress, which on a busy machine may be well before.
+        self.assertGreater(time.monotonic() - start, timeout / 2)
+        self.assertNotEqual(exit_code, 0)
+        self.assertRegex("\n".join(messages(stderr)), r"rank 1\b")
+        self.assert_nobody_left(job)
+
+    def test_an_interrupted_job_leaves_nobody(self):
+        job = self.start(2)
+        job.process.send_signal(signal.SIGINT)
+        _, exit_code = job.end(5 + LAUNCH_SECONDS)
+        self.assertNotEqual(exit_code, 0)
+        self.assert_nobody_left(job)
+
+
+if __name__ == "__main__":
+    mpiexec, heddle, models = sys.argv[1:4]
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])

@@ -66,6 +66,14 @@ TEST(CommandLine, AnEmptyPromptAndADashedPromptAreValues) {
               ElementsAre("--not_a_flag"));
 }
 
+TEST(CommandLine, BenchesRunWithTheirDefaults) {
+  const CommandLine line = Accepted({"bench", "latency", "-m", "x"});
+  EXPECT_EQ(line.bench.input_len, 32);
+  EXPECT_EQ(line.bench.output_len, 128);
+  EXPECT_EQ(line.bench.num_prompts, 64);
+  EXPECT_THAT(line.bench.batch_sizes, ElementsAre(8));
+}
+
 TEST(CommandLine, MaxTokensMayBeUnlimited) {
   EXPECT_EQ(Accepted({"generate", "-m", "m", "--prompt", "x"}).sampling.max_tokens, 16);
   EXPECT_EQ(

@@ -37,8 +37,6 @@ class AloneBootstrap : public Bootstrap {
     ASSIGN_OR_RETURN(bootstrap->threads_, ThreadWorld::Create(options));
     bootstrap->world_ = bootstrap->threads_->Join(0);
     char host[256] = "";
-    if (gethostname(host, sizeof(host) - 1) == 0) bootstrap->world_.self.host = host;
-    char host[256] = "";
     gethostname(host, sizeof(host) - 1);
     bootstrap->world_.self.host = host;
     return bootstrap;

@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/text/pattern.h"
+#include "runtime/text/unicode_additions.h"
 
 namespace heddle {
 namespace {
@@ -21,7 +22,7 @@ class Translator {
     while (!rest_.empty()) {
       switch (rest_[0]) {
         case '\\':
-          RETURN_IF_ERROR(Escape());
+          RETURN_IF_ERROR(Escape(/*in_class=*/false));
           break;
         case '[':
           RETURN_IF_ERROR(Class());
@@ -51,7 +52,7 @@ class Translator {
                                                  " is not supported"));
   }
 
-  absl::Status Escape() {
+  absl::Status Escape(bool in_class) {
     if (rest_.size() < 2) return Refuse("a backslash at the end");
     const char c = rest_[1];
     if (absl::ascii_ispunct(c) || absl::StrContains("rntfd", absl::string_view(&c, 1)) ||
@@ -62,7 +63,7 @@ class Translator {
       absl::StrAppend(&result_, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
       rest_.remove_prefix(2);
     } else if (c == 'p' || c == 'P') {
-      return Property();
+      return Property(in_class);
     } else if (c == 'u' || c == 'x') {
       return CodePointEscape();
     } else {
@@ -72,21 +73,27 @@ class Translator {
   }
 
   // \p{L}, \p{Lu}, \p{^L}, \p{Han}: general categories and scripts.
-  absl::Status Property() {
+  absl::Status Property(bool in_class) {
     const size_t end = rest_.find('}');
     if (rest_.size() < 3 || rest_[2] != '{' || end == absl::string_view::npos) {
       return Refuse("a property without braces");
     }
     absl::string_view name = rest_.substr(3, end - 3);
-    const bool negated = absl::ConsumePrefix(&name, "^");
+    const bool negated = absl::ConsumePrefix(&name, "^") != (rest_[1] == 'P');
     const bool is_letters = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
       return absl::ascii_isalpha(c) || c == '_';
     });
     if (!is_letters) return Refuse("this property");
-    // Alone, a script's name would mean its extensions too.
-    absl::StrAppend(&result_, rest_.substr(0, 3), negated ? "^" : "", name.size() > 2 ? "sc:" : "",
-                    name, "}");
     rest_.remove_prefix(end + 1);
+    // Alone, the name of a script would mean its extensions too.
+    const std::string property = absl::StrCat(name.size() > 2 ? "sc:" : "", name);
+    if (negated && in_class) {
+      // Inside a class nothing can be taken out, so the additions stay unknown.
+      absl::StrAppend(&result_, "\\P{", property, "}");
+    } else {
+      const std::string members = absl::StrCat("\\p{", property, "}", UnicodeAdditions(name));
+      absl::StrAppend(&result_, in_class ? "" : negated ? "[^" : "[", members, in_class ? "" : "]");
+    }
     return absl::OkStatus();
   }
 
@@ -110,7 +117,7 @@ class Translator {
       if (rest_[0] == '[') return Refuse("a class inside a class");
       if (absl::StartsWith(rest_, "&&")) return Refuse("&& inside a class");
       if (rest_[0] == '\\') {
-        RETURN_IF_ERROR(Escape());
+        RETURN_IF_ERROR(Escape(/*in_class=*/true));
       } else {
         Copy(1);
       }

@@ -436,6 +436,36 @@ COMBINING = [
     "\u0340\u0341",
 ]
 
+# The first and last of each run of characters that Unicode 15 to 16 added.
+YOUNG_CHARACTERS = """
+    1C89 A7CB A7CC A7DA A7DC 10D50 10D65 1C8A A7CD A7DB 10D70 10D85 1DF25 1DF2A 10D4E 10D6F
+    16D40 16D42 16D6B 16D6C 1E030 1E06D 1E4EB 105C0 105F3 10D4A 10D4D 10D4F 10EC2 10EC4 1123F
+    11240 11380 11389 1138B 1138E 11390 113B5 113B7 113D1 113D3 11BC0 11BE0 11F02 11F04 11F10
+    11F12 11F33 1342F 13441 13446 13460 143FA 16100 1611D 16D43 16D6A 18CFF 1B132 1B155 1E4D0
+    1E4EA 1E5D0 1E5ED 1E5F0 2B739 2EBF0 2EE5D 31350 323AF 897 ECE 10D69 10D6D 10EFC 10EFF
+    11241 113BB 113C0 113CE 113D0 113D2 113E1 113E2 11F00 11F01 11F36 11F3A 11F40 11F42 11F5A
+    13440 13447 13455 1611E 16129 1612D 1612F 1E08F 1E4EC 1E4EF 1E5EE 1E5EF CF3 113B8 113BA
+    113C2 113C5 113C7 113CA 113CC 113CD 113CF 11F03 11F34 11F35 11F3E 11F3F 11F41 1612A 1612C
+    10D40 10D49 116D0 116E3 11BF0 11BF9 11F50 11F59 16130 16139 16D70 16D79 1CCF0 1CCF9 1E4F0
+    1E4F9 1E5F1 1E5FA 1D2C0 1D2D3 10D6E 1B4E 1B4F 1B7F 113D4 113D5 113D7 113D8 11B00 11B09
+    11BE1 11F43 11F4F 16D6D 16D6F 1E5FF 10D8E 10D8F 2427 2429 2FFC 2FFF 31E4 31E5 31EF 1CC00
+    1CCEF 1CD00 1CEB3 1F6DC 1F774 1F776 1F77B 1F77F 1F7D9 1F8B2 1F8BB 1F8C0 1F8C1 1FA75 1FA77
+    1FA87 1FA89 1FA8F 1FAAD 1FAAF 1FABB 1FABF 1FAC6 1FACE 1FACF 1FADA 1FADC 1FADF 1FAE8 1FAE9
+    1FAF7 1FAF8 1FBCB 1FBEF 13439 1343F
+""".split()
+
+YOUNG_EMOJI = [
+    "🩷",
+    " 🩷",
+    "🩷🩵🩶 love",
+    "a🫨b",
+    " 🫨!",
+    "🫩🫆",
+    "wi-fi 🛜\n",
+    "🪿🫎 🪼.",
+    "🫱🏽‍🫲🏿🩷",
+]
+
 INVALID_UTF8 = [
     "ff",
     "61ff62",
@@ -478,6 +508,12 @@ def random_texts(count, seed):
     return texts
 
 
+def young_texts():
+    characters = [chr(int(code_point, 16)) for code_point in YOUNG_CHARACTERS]
+    groups = [characters[i : i + 4] for i in range(0, len(characters), 4)]
+    return YOUNG_EMOJI + ["x{0}y {1}{1} {2}3 .{3}\n".format(*(group * 4)) for group in groups]
+
+
 def curated_texts():
     texts = WHITESPACE + DIGITS + CONTRACTIONS + PUNCTUATION + CODE + WORDS + EMOJI + COMBINING
     return texts + [
@@ -488,7 +524,11 @@ def curated_texts():
     ]
 
 
-def all_texts():
-    """Every text once, as bytes, since some are not UTF-8."""
-    encoded = [text.encode() for text in curated_texts() + random_texts(120, 1)]
+def plain_texts():
+    """Every text but the random ones, as bytes, since some are not UTF-8."""
+    encoded = [text.encode() for text in curated_texts() + young_texts()]
     return list(dict.fromkeys(encoded + [bytes.fromhex(text) for text in INVALID_UTF8]))
+
+
+def all_texts():
+    return plain_texts() + [text.encode() for text in random_texts(120, 1)]

@@ -55,20 +55,21 @@ class Translator {
   absl::Status Escape(bool in_class) {
     if (rest_.size() < 2) return Refuse("a backslash at the end");
     const char c = rest_[1];
-    if (absl::ascii_ispunct(c) || absl::StrContains("rntfd", absl::string_view(&c, 1)) ||
-        c == 'D') {
+    if (c == 'p' || c == 'P') return Property(in_class);
+    if (c == 'u' || c == 'x') return CodePointEscape();
+    if (absl::ascii_ispunct(c) || absl::StrContains("rntf", absl::string_view(&c, 1))) {
       Copy(2);
-    } else if (c == 's' || c == 'S') {
-      // PCRE2 would count U+180E, which left the spaces with Unicode 6.3.
-      absl::StrAppend(&result_, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
-      rest_.remove_prefix(2);
-    } else if (c == 'p' || c == 'P') {
-      return Property(in_class);
-    } else if (c == 'u' || c == 'x') {
-      return CodePointEscape();
-    } else {
-      return Refuse(absl::StrCat("\\", absl::string_view(&c, 1)));
+      return absl::OkStatus();
     }
+    if (c == 's' || c == 'S') {
+      // PCRE2's own would count U+180E, which left the spaces with Unicode 6.3.
+      absl::StrAppend(&result_, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
+    } else if (c == 'd' || c == 'D') {
+      AppendProperty("Nd", c == 'D', in_class);
+    } else {
+      return Refuse("this escape");
+    }
+    rest_.remove_prefix(2);
     return absl::OkStatus();
   }
 
@@ -84,17 +85,21 @@ class Translator {
       return absl::ascii_isalpha(c) || c == '_';
     });
     if (!is_letters) return Refuse("this property");
+    AppendProperty(name, negated, in_class);
     rest_.remove_prefix(end + 1);
+    return absl::OkStatus();
+  }
+
+  void AppendProperty(absl::string_view name, bool negated, bool in_class) {
     // Alone, the name of a script would mean its extensions too.
     const std::string property = absl::StrCat(name.size() > 2 ? "sc:" : "", name);
     if (negated && in_class) {
       // Inside a class nothing can be taken out, so the additions stay unknown.
       absl::StrAppend(&result_, "\\P{", property, "}");
-    } else {
-      const std::string members = absl::StrCat("\\p{", property, "}", UnicodeAdditions(name));
-      absl::StrAppend(&result_, in_class ? "" : negated ? "[^" : "[", members, in_class ? "" : "]");
+      return;
     }
-    return absl::OkStatus();
+    const std::string members = absl::StrCat("\\p{", property, "}", UnicodeAdditions(name));
+    absl::StrAppend(&result_, in_class ? "" : negated ? "[^" : "[", members, in_class ? "" : "]");
   }
 
   // \uHHHH and \xHH. Above 0x7F the latter would be a byte of UTF-8.
@@ -140,8 +145,8 @@ class Translator {
     return absl::OkStatus();
   }
 
-  // {n}, {n,}, {n,m}. Oniguruma also knows {,m}, and reads {n}+ as a repetition of
-  // the interval where PCRE2 reads it as possessive.
+  // {n}, {n,}, {n,m}. Oniguruma also knows {,m}, and repeats the interval where
+  // PCRE2 reads {n}+ as possessive and {n}? as lazy.
   absl::Status Interval() {
     const size_t end = rest_.find('}');
     if (end == absl::string_view::npos) return Refuse("a { without an end");
@@ -149,7 +154,8 @@ class Translator {
     const bool is_counts = !counts.empty() && absl::ascii_isdigit(counts[0]) &&
                            counts.find_first_not_of("0123456789,") == absl::string_view::npos;
     if (!is_counts) return Refuse("this interval");
-    if (absl::StartsWith(rest_.substr(end + 1), "+")) return Refuse("an interval before a +");
+    const absl::string_view next = rest_.substr(end + 1, 1);
+    if (!next.empty() && absl::StrContains("+?*{", next)) return Refuse("a repeated interval");
     Copy(end + 1);
     return absl::OkStatus();
   }

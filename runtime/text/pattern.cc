@@ -37,22 +37,24 @@ PCRE2_SPTR Chars(absl::string_view text) { return reinterpret_cast<PCRE2_SPTR>(t
 absl::StatusOr<Pattern> Pattern::Regex(absl::string_view expression) {
   ASSIGN_OR_RETURN(const std::string translated, OnigurumaToPcre2(expression));
   // In Ruby's syntax ^ and $ always match at lines.
-  return Compile(absl::StrCat(kLimits, translated), PCRE2_UCP | PCRE2_MULTILINE);
+  return Compile(kLimits, translated, PCRE2_UCP | PCRE2_MULTILINE);
 }
 
 absl::StatusOr<Pattern> Pattern::Literal(absl::string_view text) {
-  return Compile(std::string(text), PCRE2_LITERAL);
+  return Compile("", text, PCRE2_LITERAL);
 }
 
-absl::StatusOr<Pattern> Pattern::Compile(const std::string& expression, uint32_t options) {
+absl::StatusOr<Pattern> Pattern::Compile(absl::string_view limits, absl::string_view expression,
+                                         uint32_t options) {
   if (expression.empty()) return absl::InvalidArgumentError("the pattern is empty");
   const CompileContext context(pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   pcre2_set_max_pattern_length(context.get(), kMaxExpressionBytes);
   int error = 0;
   size_t error_offset = 0;
-  pcre2_code* code = pcre2_compile(Chars(expression), expression.size(), options | PCRE2_UTF,
-                                   &error, &error_offset, context.get());
+  const std::string limited = absl::StrCat(limits, expression);
+  pcre2_code* code = pcre2_compile(Chars(limited), limited.size(), options | PCRE2_UTF, &error,
+                                   &error_offset, context.get());
   if (code == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("regular expression \"", expression, "\": ", ErrorText(error)));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,8 @@ class Pattern {
   absl::Status FindAll(absl::string_view text, std::vector<Match>* matches) const;
 
  private:
-  static absl::StatusOr<Pattern> Compile(const std::string& expression, uint32_t options);
+  static absl::StatusOr<Pattern> Compile(absl::string_view limits, absl::string_view expression,
+                                         uint32_t options);
 
   std::shared_ptr<const void> code_;  // A pcre2_code; its header stays out of here.
 };

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -48,14 +49,17 @@ std::string FixtureFile(absl::string_view fixture, absl::string_view name) {
   return contents;
 }
 
-std::unique_ptr<Tokenizer> LoadFixture(absl::string_view fixture) {
+std::shared_ptr<const Tokenizer> LoadFixture(absl::string_view fixture) {
+  static auto* const loaded = new std::map<std::string, std::shared_ptr<const Tokenizer>>;
+  std::shared_ptr<const Tokenizer>& place = (*loaded)[std::string(fixture)];
+  if (place != nullptr) return place;
   const std::string config = OptionalFixtureFile(fixture, "tokenizer_config.json");
   const std::string model = OptionalFixtureFile(fixture, "tokenizer.model.xz");
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       model.empty() ? ParseTokenizerJson(FixtureFile(fixture, "tokenizer.json.xz"), config)
                     : ParseSentencePiece(model, config);
   CHECK_OK(tokenizer.status());
-  return *std::move(tokenizer);
+  return place = *std::move(tokenizer);
 }
 
 nlohmann::json LoadExpectations(absl::string_view fixture) {

@@ -17,7 +17,7 @@ using Ids = std::vector<int32_t>;
 
 class TokenizerGoldenTest : public testing::TestWithParam<std::string> {
  protected:
-  const std::unique_ptr<Tokenizer> tokenizer_ = LoadFixture(GetParam());
+  const std::shared_ptr<const Tokenizer> tokenizer_ = LoadFixture(GetParam());
   const nlohmann::json expected_ = LoadExpectations(GetParam());
 };
 

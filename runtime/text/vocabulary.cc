@@ -11,7 +11,7 @@ namespace heddle {
 namespace {
 
 // Above any vocabulary in use; keeps a file from asking for gigabytes with one id.
-constexpr int32_t kMaxTokens = 1 << 24;
+constexpr int32_t kMaxTokens = 1 << 21;
 
 }  // namespace
 

@@ -2,12 +2,15 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/text/utf8.h"
 
 namespace heddle {
-
 namespace {
+
+// Positions in a word have 32 bits, and a normaliser may make a text longer.
+constexpr size_t kMaxTextBytes = 1 << 28;
 
 std::vector<AddedToken> Select(const std::vector<AddedToken>& tokens, bool normalized) {
   std::vector<AddedToken> selected;
@@ -31,6 +34,10 @@ BpeTokenizer::BpeTokenizer(Parts parts)
 
 absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(absl::string_view text,
                                                           bool add_special_tokens) const {
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a text of ", text.size(), " bytes is longer than ", kMaxTextBytes));
+  }
   std::vector<int32_t> ids;
   if (add_special_tokens) ids = prefix_ids_;
   const std::string valid = ToValidUtf8(text);

@@ -26,7 +26,8 @@ class Normalizer {
 
   void Add(Step step) { steps_.push_back(std::move(step)); }
 
-  // `text` is well-formed UTF-8, and so is the result.
+  // `text` is well-formed UTF-8, and so is the result. Fails if the steps blow the
+  // text up beyond reason.
   absl::StatusOr<std::string> Normalize(absl::string_view text) const;
 
  private:

@@ -120,6 +120,26 @@ absl::Status AddByteLevel(const JsonValue& step, PreTokenizer* pre_tokenizer) {
   return absl::OkStatus();
 }
 
+// That a decoder's Replace turns markers into spaces.
+absl::Status CheckMarkerReplaced(const JsonValue& step) {
+  ASSIGN_OR_RETURN(const JsonValue pattern, step.Get("pattern"));
+  ASSIGN_OR_RETURN(const std::string from, StringOf(pattern, "String"));
+  ASSIGN_OR_RETURN(const std::string to, StringOf(step, "content"));
+  if (from == kSpaceMarker && to == " ") return absl::OkStatus();
+  return step.Unsupported(absl::StrCat("only \"", kSpaceMarker, "\" is replaced, by a space"));
+}
+
+// That a decoder's Strip takes one space off the whole text.
+absl::Status CheckStrip(const JsonValue& step, bool fused) {
+  ASSIGN_OR_RETURN(const std::string content, StringOf(step, "content"));
+  ASSIGN_OR_RETURN(const JsonValue start, step.Get("start"));
+  ASSIGN_OR_RETURN(const JsonValue stop, step.Get("stop"));
+  ASSIGN_OR_RETURN(const int32_t num_start, start.Int32());
+  ASSIGN_OR_RETURN(const int32_t num_stop, stop.Int32());
+  if (content == " " && num_start == 1 && num_stop == 0 && fused) return absl::OkStatus();
+  return step.Unsupported("only one space at the start of the fused text is stripped");
+}
+
 // One piece of a TemplateProcessing: {"Sequence": …} or {"SpecialToken": {"id": …}}.
 absl::Status AddTemplatePiece(const JsonValue& piece, const JsonValue& processor,
                               bool* seen_sequence, SpecialIds* special) {
@@ -225,27 +245,14 @@ absl::StatusOr<TokenDecoder> ParseDecoder(const JsonValue& root) {
     if (out_of_place) return UnknownType(step, type, kKnown);
     place = found + 1;
     if (type == "Replace") {
-      ASSIGN_OR_RETURN(const JsonValue pattern, step.Get("pattern"));
-      ASSIGN_OR_RETURN(const std::string from, StringOf(pattern, "String"));
-      ASSIGN_OR_RETURN(const std::string to, StringOf(step, "content"));
-      if (from != kSpaceMarker || to != " ") {
-        return step.Unsupported(
-            absl::StrCat("only \"", kSpaceMarker, "\" is replaced, by a space"));
-      }
+      RETURN_IF_ERROR(CheckMarkerReplaced(step));
     } else if (type == "ByteFallback") {
       decoder.byte_fallback = true;
       decoder.rule.replace_each_byte = true;
     } else if (type == "Fuse") {
       fused = true;
     } else {
-      ASSIGN_OR_RETURN(const std::string content, StringOf(step, "content"));
-      ASSIGN_OR_RETURN(const JsonValue start, step.Get("start"));
-      ASSIGN_OR_RETURN(const JsonValue stop, step.Get("stop"));
-      ASSIGN_OR_RETURN(const int32_t num_start, start.Int32());
-      ASSIGN_OR_RETURN(const int32_t num_stop, stop.Int32());
-      if (content != " " || num_start != 1 || num_stop != 0 || !fused) {
-        return step.Unsupported("only one space at the start of the fused text is stripped");
-      }
+      RETURN_IF_ERROR(CheckStrip(step, fused));
       decoder.rule.leading_space = LeadingSpace::kDropOneSpace;
     }
   }

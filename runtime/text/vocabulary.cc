@@ -17,14 +17,14 @@ constexpr int32_t kMaxTokens = 1 << 21;
 
 std::optional<uint8_t> ByteOfToken(absl::string_view text) {
   if (text.size() != 6 || !absl::StartsWith(text, "<0x") || text[5] != '>') return std::nullopt;
-  const std::string byte = absl::HexStringToBytes(text.substr(3, 2));
   if (!absl::ascii_isxdigit(text[3]) || !absl::ascii_isxdigit(text[4])) return std::nullopt;
-  return static_cast<uint8_t>(byte[0]);
+  return static_cast<uint8_t>(absl::HexStringToBytes(text.substr(3, 2))[0]);
 }
 
 absl::Status Vocabulary::Add(int32_t id, Token token) {
-  if (token.text.empty())
+  if (token.text.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("token ", id, " is empty"));
+  }
   if (id < 0 || id >= kMaxTokens) {
     return absl::InvalidArgumentError(absl::StrCat("token \"", token.text, "\" has the id ", id,
                                                    ", which is not in 0 to ", kMaxTokens - 1));

@@ -47,7 +47,7 @@ TEST(SentencePieceTokenizerTest, RefusesWhatIsNoModel) {
        {std::string(), std::string("no model"), model.substr(0, model.size() / 2)}) {
     const absl::Status status = ParseSentencePiece(broken, "").status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr("tokenizer.model: not a model"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("tokenizer.model: not a model"));
   }
   EXPECT_THAT(ParseSentencePiece(model, R"({"eos_token": "<x>"})").status().message(),
               HasSubstr("\"<x>\" is not in the vocabulary"));

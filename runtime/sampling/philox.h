@@ -35,14 +35,4 @@ inline std::array<uint32_t, 4> Philox4x32(const std::array<uint32_t, 4>& counter
   return {words[0][0], words[1][0], words[2][0], words[3][0]};
 }
 
-// The key of sample `index` of a request with `seed`: a bijection of the seed for each index
-// (the finaliser of SplitMix64), and the seed itself for index 0.
-inline uint64_t SequenceSeed(uint64_t seed, uint64_t index) {
-  if (index == 0) return seed;
-  uint64_t z = seed + index * 0x9E3779B97F4A7C15;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
-
 }  // namespace heddle

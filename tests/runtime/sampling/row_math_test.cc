@@ -58,13 +58,6 @@ TEST(Philox, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, SamplesOfOneRequestHaveDifferentSeeds) {
-  EXPECT_EQ(SequenceSeed(42, 0), 42u);
-  EXPECT_NE(SequenceSeed(42, 1), SequenceSeed(42, 2));
-  EXPECT_NE(SequenceSeed(42, 1), SequenceSeed(43, 1));
-  EXPECT_NE(SequenceSeed(42, 1), SequenceSeed(43, 0));
-}
-
 TEST(RowSums, LogSumExpAgreesWithLongDouble) {
   std::mt19937 random(3);
   for (const int64_t size : {1, 5, 31, 33, 259, 1023, 1024, 1025, 5000}) {

@@ -218,10 +218,10 @@ TEST(ShardLayout, ARefusalNamesTheSmallestCountThatFits) {
   EXPECT_TRUE(fits(3, needed_by_three).ok());
   const absl::Status refused = fits(1, needed_by_three).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(
-      std::string(refused.message()),
-      testing::AllOf(HasSubstr("on 1 ranks"), HasSubstr("the smallest count that fits is 3"),
-                     HasSubstr(std::to_string(needed_by_three))));
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("of 1 rank the fullest"),
+                             HasSubstr("the smallest count that fits is 3"),
+                             HasSubstr(std::to_string(needed_by_three))));
   EXPECT_THAT(std::string(fits(1, 100).status().message()),
               HasSubstr("no count up to 256 ranks fits"));
 }

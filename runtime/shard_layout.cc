@@ -154,9 +154,10 @@ absl::Status CheckMemory(const ModelSpec& spec, const WeightSource& weights,
       break;
     }
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "on ", num_ranks, " ranks the fullest needs ", LeastMemory(layout),
-      " bytes for its weights and one page, and has ", *options.memory_bytes, "; ", advice));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("of ", num_ranks, num_ranks == 1 ? " rank" : " ranks", " the fullest needs ",
+                   LeastMemory(layout), " bytes for its weights and one page, and has ",
+                   *options.memory_bytes, "; ", advice));
 }
 
 }  // namespace

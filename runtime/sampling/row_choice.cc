@@ -85,7 +85,7 @@ ScoredToken GumbelArgmax(std::span<const float> logits, int32_t first_id,
     const int64_t begin = std::max<int64_t>(group * kGroupIds, first_id);
     const int64_t end = std::min((group + 1) * kGroupIds, end_id);
     const uint32_t* const bits = &high[begin % kGroupIds];
-    const float* const of_group = &logits[begin - first_id];
+    const float* const of_group = logits.data() + (begin - first_id);
     // Logarithms only for those few that may win.
     std::array<double, kGroupIds> bounds;
     for (int64_t i = 0; i < end - begin; ++i) {

@@ -65,7 +65,7 @@ TEST(TopCandidates, AgreesWithASort) {
 
 TEST(GumbelArgmax, SlicesAndCandidatesFindTheTokenOfTheWholeRow) {
   std::mt19937 random(7);
-  for (int trial = 0; trial < 300; ++trial) {
+  for (int trial = 0; trial < 100; ++trial) {
     const int64_t size = 1 + random() % 1500;
     std::vector<float> logits(size);
     for (float& x : logits) x = std::normal_distribution<float>(0.0f, 3.0f)(random);

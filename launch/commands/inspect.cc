@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -137,6 +138,12 @@ absl::StatusOr<int> RunInspect(const CommandLine& line) {
   }
   ShardLayoutOptions options;
   options.num_ranks = static_cast<int>(num_ranks);
+  const std::string& stripes = line.parallel.decode_context_parallel_size;
+  if (stripes != "auto" &&
+      (!absl::SimpleAtoi(stripes, &options.num_stripes) || options.num_stripes < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("--decode-context-parallel-size: \"", stripes,
+                                                   "\" is neither auto nor a count"));
+  }
   options.weight_dtype = line.engine.dtype;
   options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
   if (line.engine.block_size > 0) options.page_size = line.engine.block_size;

@@ -304,6 +304,16 @@ class InspectTest(ProgramTest):
         table = text[text.index("\n rank"):].splitlines()[2:2 + num_ranks]
         self.assertEqual([int(line.split()[0]) for line in table], list(range(num_ranks)))
 
+    def test_shows_stripes(self):
+        stdout, _ = self.inspect("gqa-a", "--tensor-parallel-size", 6,
+                                 "--decode-context-parallel-size", 2, "--format", "json")
+        layout = json.loads(stdout)["layout"]
+        self.assertEqual((layout["head_shards"], layout["stripes"]), (3, 2))
+        self.assertEqual([rank["stripe"] for rank in layout["ranks"]], [0, 1] * 3)
+        _, stderr = self.inspect("gqa-a", "--tensor-parallel-size", 6,
+                                 "--decode-context-parallel-size", 4, exit_code=2)
+        self.assertIn("4 stripes do not divide 6 ranks; these would: 1, 2, 3, 6", stderr)
+
     def test_says_the_bytes_that_a_run_has(self):
         """What inspect foretells is what the ranks of a run then hold."""
         figures = self.path("figures.json")

@@ -29,7 +29,7 @@ struct PageTableDelta {
   int32_t batch_slot = 0;
   bool reset = false;             // start from an empty table at page 0 (admission)
   int32_t num_dropped_front = 0;  // pages released from the front; after a reset: never held
-  std::vector<PageLocation> appended;
+  std::vector<PageLocation> appended = {};
 };
 
 // InvalidArgument if more pages are dropped than there are.

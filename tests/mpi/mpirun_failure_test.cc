@@ -107,10 +107,10 @@ TEST_P(MpirunFailureTest, AStoppedRankEndsTheJobAfterTheTimeout) {
 }
 
 TEST_P(MpirunFailureTest, AStoppedRankIsNoticedThoughNobodyWaitsForIt) {
-  const Outcome outcome = RunJob("stop-unheard", 2, GetParam());
+  const Outcome outcome = RunJob("stop-unheard", 4, GetParam());
   EXPECT_NE(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output, AnyOf(HasSubstr("no sign of life"), HasSubstr("not been heard of")));
-  EXPECT_LT(outcome.seconds, 2 + 5 + kLaunchSeconds);
+  EXPECT_LT(outcome.seconds, 4 + 5 + kLaunchSeconds);
   ExpectNobodyLeft(outcome);
 }
 

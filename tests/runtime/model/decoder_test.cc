@@ -92,11 +92,22 @@ TEST_P(EveryGguf, GivesTransformersLogitsOnAnyNumberOfRanks) {
   }
 }
 
+// Sums over ranks round differently, and that may tip the rounding of an int8: rank counts differ
+// by what int8 costs, not more.
 TEST_P(EveryGguf, StaysNearWithInt8Activations) {
   absl::StatusOr<GoldenModel> model = LoadGoldenGguf(GetParam());
   ASSERT_TRUE(model.ok()) << model.status();
-  for (const int num_ranks : {1, 2, 3}) {
-    ExpectGolden(*model, {.num_ranks = num_ranks, .precision = ActivationPrecision::kInt8}, 5e-2);
+  RunOptions options = {.max_model_len = model->max_model_len,
+                        .precision = ActivationPrecision::kInt8};
+  ExpectGolden(*model, options, 5e-2);
+  const Logits one = LogitsOf(model->path, PromptsOf(*model), options);
+  for (const int num_ranks : {2, 3}) {
+    options.num_ranks = num_ranks;
+    const Logits many = LogitsOf(model->path, PromptsOf(*model), options);
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_LE(LogitsDifference(one[i], many[i]), 3e-2) << num_ranks;
+    }
   }
 }
 

@@ -147,6 +147,22 @@ TEST(DecoderBits, AreThoseOfOneSequenceAlone) {
   }
 }
 
+// Whatever differs between steps of one shape is read from device memory, so a recorded step serves
+// all positions, pages and token ids.
+TEST(DecoderBits, AreThoseOfARecordedStep) {
+  const std::string path = Golden("gqa-a").path;
+  const Prompts prompts = LongPrompts();
+  for (const int num_ranks : {1, 2}) {
+    for (const CpuStreamMode mode : {CpuStreamMode::kImmediate, CpuStreamMode::kDeferred}) {
+      RunOptions options = {
+          .num_ranks = num_ranks, .stream_mode = mode, .chunk = 1, .one_at_a_time = true};
+      const Logits expected = LogitsOf(path, prompts, options);
+      options.replay = true;
+      EXPECT_EQ(LogitsOf(path, prompts, options), expected);
+    }
+  }
+}
+
 TEST(Decoder, OverRanksLogitsDifferByRoundingAlone) {
   const std::string path = Golden("gqa-odd").path;
   const Prompts prompts = LongPrompts();

@@ -133,7 +133,7 @@ class Runner {
     for (int64_t i = 0; i < shape.num_tokens; ++i) inputs_.logit_rows.host()[i] = i;
     shape.num_logit_rows = shape.num_tokens;
     RETURN_IF_ERROR(inputs_.Upload(shape, *backend_, *stream_));
-    RETURN_IF_ERROR(decoder_->Forward(inputs_, shape, *stream_));
+    RETURN_IF_ERROR(Forward(shape));
 
     std::vector<float> step_logits;
     for (int64_t begin = 0; begin < shape.num_tokens; begin += kMaxLogitRows) {
@@ -155,6 +155,18 @@ class Runner {
       next = end;
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Forward(const StepShape& shape) {
+    if (!options_.replay) return decoder_->Forward(inputs_, shape, *stream_);
+    if (recording_ == nullptr) {
+      RETURN_IF_ERROR(backend_->BeginCapture(*stream_));
+      RETURN_IF_ERROR(decoder_->Forward(inputs_, shape, *stream_));
+      ASSIGN_OR_RETURN(recording_, backend_->EndCapture(*stream_));
+      recorded_tokens_ = shape.num_tokens;
+    }
+    CHECK_EQ(shape.num_tokens, recorded_tokens_);
+    return backend_->Replay(*recording_, *stream_);
   }
 
   // Appends the sequence's next tokens to the step; returns how many.
@@ -192,6 +204,8 @@ class Runner {
   StepInputs inputs_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<PromptScorer> scorer_;
+  std::unique_ptr<Graph> recording_;
+  int64_t recorded_tokens_ = 0;
   std::vector<Sequence> sequences_;
   std::vector<std::vector<float>> logits_;  // on rank 0
 };

@@ -24,6 +24,7 @@ struct RunOptions {
   int64_t page_size = 16;
   int64_t chunk = 1 << 20;     // most tokens of one prompt in a step
   bool one_at_a_time = false;  // a prompt begins when the one before is done
+  bool replay = false;         // steps run from a recording of the first; all must be of one shape
   int64_t max_model_len = 128;
   std::optional<DType> weight_dtype = std::nullopt;
   DType kv_cache_dtype = DType::kFloat32;

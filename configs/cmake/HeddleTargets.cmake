@@ -16,13 +16,14 @@ function(heddle_library name)
   target_link_libraries(${name} ${scope} ${ARG_DEPS})
 endfunction()
 
-# heddle_test(NAME SRCS a_test.cc ... DEPS target ... LABELS unit [DISCOVER] [TIMEOUT s])
+# heddle_test(NAME SRCS a_test.cc ... DEPS target ... LABELS unit [DISCOVER] [SERIAL] [TIMEOUT s])
 # A GoogleTest program. By default one ctest case a program; with DISCOVER one a
 # TEST. Labels: unit, parsers, parallel, cache, schedule, world (threads as
 # ranks), mpirun, nightly; a discovered TEST whose name begins with Nightly has
-# that label alone. The target tests_LABEL builds all programs of a label.
+# that label alone. SERIAL: nothing else runs meanwhile, since the test keeps
+# deadlines. The target tests_LABEL builds all programs of a label.
 function(heddle_test name)
-  cmake_parse_arguments(ARG "DISCOVER" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "DISCOVER;SERIAL" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE HEDDLE_TESTS_DIR="${PROJECT_SOURCE_DIR}/tests")
@@ -33,16 +34,17 @@ function(heddle_test name)
     add_dependencies(tests_${label} ${name})
   endforeach()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 400)  # of a loaded machine, under a sanitizer
   endif()
   if(ARG_DISCOVER)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "-Nightly*"
-      PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+      PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL})
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "Nightly*"
       TEST_LIST ${name}_NIGHTLY PROPERTIES LABELS nightly TIMEOUT 3600)
   else()
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    set_tests_properties(${name} PROPERTIES
+      LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL})
   endif()
 endfunction()
 

@@ -20,11 +20,16 @@ constexpr int64_t kTaskPanels = 4;         // tasks are multiples of this
 constexpr int64_t kTasksPerThread = 8;     // enough to even out threads of unequal speed
 constexpr int64_t kSerialPacking = 16384;  // elements that are not worth a dispatch
 
+// A row of x; null where x has no columns, since its data may then be null.
+const float* RowOf(const ConstMatrixView& x, int64_t row) {
+  return x.cols > 0 ? x.Row<float>(row) : nullptr;
+}
+
 // Rows [first_row, first_row + tile rows) of x as FloatKernel reads them.
 void PackFloatTile(const LinearArgs& args, const PackedLayout& layout, int64_t first_row, int rows,
                    float* tile) {
   for (int r = 0; r < rows; ++r) {
-    const float* x = args.x.Row<float>(first_row + r);
+    const float* x = RowOf(args.x, first_row + r);
     float* target = tile + r * kPlainStep;
     for (int64_t k = -layout.lead; k + layout.lead < layout.padded_k; k += kPlainStep) {
       if (k >= 0 && k + kPlainStep <= args.x.cols) {
@@ -43,7 +48,7 @@ void PackFloatTile(const LinearArgs& args, const PackedLayout& layout, int64_t f
 void QuantiseTile(const LinearArgs& args, const PackedLayout& layout, int64_t first_row, int rows,
                   const Int8Kernel& kernel, ActivationGroup* tile) {
   for (int r = 0; r < rows; ++r) {
-    const float* x = args.x.Row<float>(first_row + r);
+    const float* x = RowOf(args.x, first_row + r);
     for (int64_t g = 0; g < layout.num_groups; ++g) {
       const int64_t k = g * kGroupElements - layout.lead;
       const int64_t begin = std::max<int64_t>(k, 0);

@@ -28,6 +28,7 @@ const float* RowOf(const ConstMatrixView& x, int64_t row) {
 // Rows [first_row, first_row + tile rows) of x as FloatKernel reads them.
 void PackFloatTile(const LinearArgs& args, const PackedLayout& layout, int64_t first_row, int rows,
                    float* tile) {
+  if (layout.padded_k == 0) return;  // there is no tile
   for (int r = 0; r < rows; ++r) {
     const float* x = RowOf(args.x, first_row + r);
     float* target = tile + r * kPlainStep;

@@ -1,5 +1,6 @@
 #include "runtime/sampling/sequence_state.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 

@@ -1,7 +1,10 @@
 // Ranks as threads, each with its slice of the same logits.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"

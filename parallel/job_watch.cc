@@ -9,8 +9,8 @@
 namespace heddle {
 namespace {
 
-// Ranks that finish leave within moments of each other.
-constexpr double kLeaveGraceSeconds = 1;
+// Ranks that finish leave within moments of each other, though a crowded machine may wake one late.
+constexpr double kLeaveGraceSeconds = 2;
 constexpr double kVagueGraceSeconds = 1.5;
 
 }  // namespace
@@ -24,19 +24,22 @@ JobWatch::JobWatch(double timeout_seconds, bool sees_all_nodes, std::vector<std:
       node_names_(std::move(node_names)),
       heartbeats_(rank_names_.size()),
       busy_progress_(rank_names_.size()),
-      progress_(rank_names_.size()),
+      deserted_(rank_names_.size()),
       messages_(node_names_.size()) {}
 
 absl::Status JobWatch::Observe(double elapsed_seconds, std::span<const RankSigns> ranks,
                                std::span<const NodeSigns> nodes) {
   uint64_t progress = 0;
   bool somebody_waits = false;
+  const bool somebody_left = !Leaver(ranks, nodes).empty();
   for (size_t i = 0; i < ranks.size(); ++i) {
     const RankSigns& rank = ranks[i];
     heartbeats_[i].Look(rank.heartbeat, elapsed_seconds);
-    progress_[i].Look(rank.progress, elapsed_seconds);
     busy_progress_[i].Look(rank.progress, elapsed_seconds);
-    if (rank.waiting || rank.idle || rank.left) busy_progress_[i].seconds = 0;
+    deserted_[i].Look(rank.progress, elapsed_seconds);
+    const bool busy = !rank.waiting && !rank.idle && !rank.left;
+    if (!busy) busy_progress_[i].seconds = 0;
+    if (busy || rank.left || !somebody_left) deserted_[i].seconds = 0;
     progress += rank.progress;
     somebody_waits |= rank.waiting && !rank.left;
   }
@@ -50,6 +53,17 @@ absl::Status JobWatch::Observe(double elapsed_seconds, std::span<const RankSigns
 
   const absl::Status status = CheckRanks(ranks, nodes);
   return status.ok() ? CheckJob(ranks, nodes) : status;
+}
+
+std::string JobWatch::Leaver(std::span<const RankSigns> ranks,
+                             std::span<const NodeSigns> nodes) const {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].left) return rank_names_[i];
+  }
+  for (const NodeSigns& node : nodes) {
+    if (node.left_rank >= 0) return absl::StrCat("rank ", node.left_rank);
+  }
+  return "";
 }
 
 // A single rank or node that is at fault. These come first: who waits for it is not.
@@ -89,19 +103,10 @@ absl::Status JobWatch::CheckRanks(std::span<const RankSigns> ranks,
 // Nobody is at fault alone, but the ranks wait for what will not come.
 absl::Status JobWatch::CheckJob(std::span<const RankSigns> ranks,
                                 std::span<const NodeSigns> nodes) const {
-  std::string leaver;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i].left) leaver = rank_names_[i];
-  }
-  for (const NodeSigns& node : nodes) {
-    if (node.left_rank >= 0) leaver = absl::StrCat("rank ", node.left_rank);
-  }
-  for (size_t i = 0; i < ranks.size() && !leaver.empty(); ++i) {
-    if (!ranks[i].left && (ranks[i].waiting || ranks[i].idle) &&
-        progress_[i].seconds > kLeaveGraceSeconds) {
-      return absl::UnavailableError(
-          absl::StrCat(leaver, " has left the job, but ", DescribeWaits(ranks, nodes)));
-    }
+  for (const Stillness& deserted : deserted_) {
+    if (deserted.seconds <= kLeaveGraceSeconds) continue;
+    return absl::UnavailableError(
+        absl::StrCat(Leaver(ranks, nodes), " has left the job, but ", DescribeWaits(ranks, nodes)));
   }
   if (sees_all_nodes_ && job_.seconds > vague_timeout_seconds_) {
     return absl::DeadlineExceededError(absl::StrFormat(

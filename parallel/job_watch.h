@@ -57,6 +57,8 @@ class JobWatch {
     }
   };
 
+  // Somebody who left the job, or nothing.
+  std::string Leaver(std::span<const RankSigns> ranks, std::span<const NodeSigns> nodes) const;
   absl::Status CheckRanks(std::span<const RankSigns> ranks, std::span<const NodeSigns> nodes) const;
   absl::Status CheckJob(std::span<const RankSigns> ranks, std::span<const NodeSigns> nodes) const;
   std::string DescribeWaits(std::span<const RankSigns> ranks,
@@ -69,7 +71,7 @@ class JobWatch {
   const std::vector<std::string> node_names_;
   std::vector<Stillness> heartbeats_;     // per rank of this node
   std::vector<Stillness> busy_progress_;  // stands still only while the rank is busy
-  std::vector<Stillness> progress_;       // per rank of this node
+  std::vector<Stillness> deserted_;       // ... while it waits and somebody has left
   std::vector<Stillness> messages_;       // per other node
   Stillness job_;                         // all progress together, while somebody waits
 };

@@ -40,9 +40,8 @@ class PagedCase {
     const int64_t slot_stride = shape.kv_heads * head_stride;
     const int64_t plane_bytes = shape.num_sequences * pages * slot_stride * BlockBytes(shape.dtype);
     constexpr int64_t kColdBytes = 192 << 20;
-    const int64_t num_layers = shape.query_tokens > 1 || std::getenv("HOT")
-                                   ? 1
-                                   : std::max<int64_t>(1, kColdBytes / (2 * plane_bytes));
+    const int64_t num_layers =
+        shape.query_tokens > 1 ? 1 : std::max<int64_t>(1, kColdBytes / (2 * plane_bytes));
     for (int64_t layer = 0; layer < num_layers; ++layer) {
       layers_.push_back({NewPlane(plane_bytes, slot_stride, head_stride),
                          NewPlane(plane_bytes, slot_stride, head_stride)});

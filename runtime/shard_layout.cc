@@ -180,6 +180,14 @@ DType StoredDType(DType in_checkpoint, std::optional<DType> requested) {
 
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
+  if (spec.mla.has_value() || spec.moe.has_value() || spec.block_fp8.has_value()) {
+    return absl::UnimplementedError(absl::StrCat("models with ",
+                                                 spec.mla.has_value()   ? "latent attention"
+                                                 : spec.moe.has_value() ? "experts"
+                                                                        : "block-fp8 weights",
+                                                 " (", spec.model_type,
+                                                 ") cannot be dealt to ranks yet"));
+  }
   std::vector<std::string> reasons;
   absl::StatusOr<KvGrid> grid = KvGrid::Create(spec.total_query_heads, spec.total_kv_heads,
                                                options.num_ranks, options.num_stripes);

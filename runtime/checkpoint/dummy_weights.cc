@@ -48,7 +48,8 @@ Distribution DistributionOf(const TensorInfo& info, int64_t num_layers, uint64_t
   // Variance 1 / inputs keeps the size of a row; what is added to the residual stream shares it
   // out over the 2 additions of each layer. A uniform variable of radius r has variance r² / 3.
   double variance = 1.0 / static_cast<double>(info.shape[1]);
-  if (absl::EndsWith(info.name, "o_proj.weight") || absl::EndsWith(info.name, "down_proj.weight")) {
+  if (absl::EndsWith(info.name, "o_proj.weight") || absl::EndsWith(info.name, "down_proj.weight") ||
+      absl::EndsWith(info.name, ".w2.weight")) {  // Mixtral's down projection
     variance /= static_cast<double>(2 * num_layers);
   }
   return {key, 0.0f, static_cast<float>(std::sqrt(3.0 * variance))};

@@ -1,6 +1,5 @@
 #include "runtime/model/gqa_attention.h"
 
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -70,7 +69,7 @@ absl::Status GqaAttentionBlock::Forward(int64_t layer, const LayerWeights& weigh
 absl::Status GqaAttentionBlock::Attend(int64_t layer, const StepInputs& inputs,
                                        const StepShape& shape, Stream& stream) {
   const int64_t tokens = shape.num_tokens;
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec_.head_dim)));
+  const float scale = static_cast<float>(AttentionScale(spec_));
   if (pool_ == nullptr) {
     return kernels_.dense_attention({.q = q_.Rows(tokens),
                                      .k = k_.Rows(tokens),

@@ -1,6 +1,6 @@
-// config.json of the Llama family → ModelSpec. Absent keys take the defaults of Hugging Face's
-// configuration classes where those are the same for every member of the family; the shape of a
-// model is never guessed.
+// config.json of Llama's and DeepSeek's families → ModelSpec. Absent keys take the defaults of
+// Hugging Face's configuration classes where those are the same for every member of the family; the
+// shape of a model is never guessed.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,7 +15,9 @@
 #include "nlohmann/json.hpp"
 #include "runtime/model/config_reader.h"
 #include "runtime/model/model_spec.h"
+#include "runtime/model/moe_config.h"
 #include "runtime/model/problem_list.h"
+#include "runtime/model/rope_config.h"
 #include "runtime/model/strict_json.h"
 
 namespace heddle {
@@ -27,129 +29,24 @@ constexpr int64_t kDefaultSlidingWindow = 4096;
 constexpr int64_t kDefaultMaxWindowLayers = 28;
 constexpr int64_t kDefaultQwen3HeadDim = 128;
 
-std::optional<RopeSpec::Scaling> ParseRopeType(absl::string_view type) {
-  if (type == "default") return RopeSpec::Scaling::kNone;
-  if (type == "linear") return RopeSpec::Scaling::kLinear;
-  if (type == "dynamic") return RopeSpec::Scaling::kDynamic;
-  if (type == "llama3") return RopeSpec::Scaling::kLlama3;
-  if (type == "yarn") return RopeSpec::Scaling::kYarn;
-  return std::nullopt;
-}
-
-// The type's name; noted as a problem and "default" if there are parameters but no name for them.
-std::string RopeTypeName(const ConfigReader& parameters) {
-  // rope_type is the newer spelling and wins.
-  std::optional<std::string> name = parameters.String("rope_type");
-  if (!name) name = parameters.String("type");
-  if (!name && parameters.HasKey("factor")) {
-    parameters.AddProblem("rope_type", "missing, although there is a factor");
-  }
-  return name.value_or("default");
-}
-
-// `fallback` is a value that nothing else will find fault with.
-double RequiredNumber(const ConfigReader& reader, absl::string_view key, double fallback) {
-  if (reader.Find(key) == nullptr) reader.AddProblem(key, "missing");
-  return reader.Number(key).value_or(fallback);
-}
-
-// Parameters of `rope.scaling`. `trained_length` is what "original" defaults to.
-void ReadRopeScaling(const ConfigReader& parameters, std::optional<int64_t> original_length,
-                     int64_t trained_length, RopeSpec& rope) {
-  using Scaling = RopeSpec::Scaling;
-  if (rope.scaling == Scaling::kNone) return;
-  const int64_t original =
-      original_length
-          ? *original_length
-          : parameters.Integer("original_max_position_embeddings").value_or(trained_length);
-  switch (rope.scaling) {
-    case Scaling::kNone:
-    case Scaling::kLinear:
-      break;
-    case Scaling::kDynamic:
-      // Grows from the model's own maximum, whatever "original" says.
-      rope.original_max_position_embeddings = trained_length;
-      break;
-    case Scaling::kLlama3:
-      rope.original_max_position_embeddings = original;
-      rope.low_freq_factor = RequiredNumber(parameters, "low_freq_factor", 1.0);
-      rope.high_freq_factor = RequiredNumber(parameters, "high_freq_factor", HUGE_VAL);
-      break;
-    case Scaling::kYarn: {
-      rope.original_max_position_embeddings = original;
-      const double beta_fast = parameters.Number("beta_fast").value_or(0.0);
-      const double beta_slow = parameters.Number("beta_slow").value_or(0.0);
-      if (beta_fast != 0.0) rope.beta_fast = beta_fast;
-      if (beta_slow != 0.0) rope.beta_slow = beta_slow;
-      rope.truncate = parameters.Bool("truncate").value_or(true);
-      rope.attention_factor = parameters.Number("attention_factor");
-      rope.mscale = parameters.Number("mscale");
-      rope.mscale_all_dim = parameters.Number("mscale_all_dim");
-      break;
-    }
-  }
-  if (rope.scaling == Scaling::kYarn && parameters.Find("factor") == nullptr && original > 0) {
-    rope.factor = static_cast<double>(trained_length) / static_cast<double>(original);
-  } else {
-    rope.factor = RequiredNumber(parameters, "factor", 1.0);
-  }
-}
-
-RopeSpec ReadRope(const ConfigReader& config, const ModelSpec& spec,
-                  std::vector<std::string>& problems) {
-  RopeSpec rope;
-  rope.rotary_dim = spec.head_dim;
-
-  // "rope_scaling" beside a top-level rope_theta is the older spelling, "rope_parameters" with the
-  // theta inside the newer.
-  const json* scaling = config.Object("rope_scaling");
-  const json* object = config.Object("rope_parameters");
-  if (scaling != nullptr && object != nullptr && *scaling != *object) {
-    config.AddProblem("rope_parameters", "differs from rope_scaling; keep one of them");
-  }
-  const json empty = json::object();
-  const char* path = object != nullptr ? "rope_parameters." : "rope_scaling.";
-  if (object == nullptr) object = scaling;
-  if (object == nullptr) object = &empty;
-  const ConfigReader parameters(*object, path, problems);
-
-  for (const auto& [key, value] : object->items()) {
-    if (value.is_object()) {
-      parameters.AddProblem(key, "parameters per kind of layer are not supported");
-    }
-  }
-  const auto inner_or_outer = [&](absl::string_view key, double otherwise) {
-    const std::optional<double> inner = parameters.Number(key);
-    return inner ? *inner : config.Number(key).value_or(otherwise);
-  };
-  rope.theta = inner_or_outer("rope_theta", 10000.0);
-  if (inner_or_outer("partial_rotary_factor", 1.0) != 1.0) {
-    config.AddProblem("partial_rotary_factor", "these families rotate whole heads: only 1");
-  }
-
-  const std::string type = RopeTypeName(parameters);
-  const std::optional<RopeSpec::Scaling> parsed = ParseRopeType(type);
-  if (!parsed) {
-    parameters.AddProblem("rope_type",
-                          absl::StrCat("unknown type \"", type,
-                                       "\"; supported are default, linear, dynamic, llama3, yarn"));
-    return rope;
-  }
-  rope.scaling = *parsed;
-  ReadRopeScaling(parameters, config.Integer("original_max_position_embeddings"),
-                  spec.max_position_embeddings, rope);
-  return rope;
+bool IsMlaFamily(absl::string_view model_type) {
+  return model_type == "deepseek_v2" || model_type == "deepseek_v3" || model_type == "kimi_k2";
 }
 
 // Tokens that a windowed layer sees; 0 if the config says null.
-int64_t SlidingWindow(const ConfigReader& config) {
-  return config.HasKey("sliding_window") ? config.Integer("sliding_window").value_or(0)
-                                         : kDefaultSlidingWindow;
+int64_t SlidingWindow(const ConfigReader& config, const ModelSpec& spec) {
+  if (config.HasKey("sliding_window")) return config.Integer("sliding_window").value_or(0);
+  return spec.model_type == "mixtral" ? 0 : kDefaultSlidingWindow;
 }
 
 bool IsWindowedQwen(const ConfigReader& config, const ModelSpec& spec) {
-  return absl::StartsWith(spec.model_type, "qwen") &&
-         config.Bool("use_sliding_window").value_or(false);
+  if (!absl::StartsWith(spec.model_type, "qwen")) return false;
+  const bool windowed = config.Bool("use_sliding_window").value_or(false);
+  if (windowed && spec.model_type == "qwen3_moe") {
+    config.AddProblem("use_sliding_window", "true is not supported for qwen3_moe");
+    return false;
+  }
+  return windowed;
 }
 
 // Tokens seen by each layer as the family's rule has it, before layer_types.
@@ -157,13 +54,13 @@ std::vector<int64_t> WindowsByRule(const ConfigReader& config, const ModelSpec& 
   const int64_t num_layers = std::clamp<int64_t>(spec.num_layers, 0, kMaxLayers);
   std::vector<int64_t> windows(num_layers, 0);
   int64_t first_windowed_layer = num_layers;
-  if (spec.model_type == "mistral") {
+  if (spec.model_type == "mistral" || spec.model_type == "mixtral") {
     first_windowed_layer = 0;
   } else if (IsWindowedQwen(config, spec)) {
     first_windowed_layer = config.Integer("max_window_layers").value_or(kDefaultMaxWindowLayers);
   }
   for (int64_t layer = std::max<int64_t>(first_windowed_layer, 0); layer < num_layers; ++layer) {
-    windows[layer] = SlidingWindow(config);
+    windows[layer] = SlidingWindow(config, spec);
   }
   return windows;
 }
@@ -187,7 +84,7 @@ std::vector<int64_t> ReadWindows(const ConfigReader& config, const ModelSpec& sp
       return windows;
     }
     // Qwen's list decides where the window is; the other families' rules leave it nothing to say.
-    if (IsWindowedQwen(config, spec)) windows[layer] = sliding ? SlidingWindow(config) : 0;
+    if (IsWindowedQwen(config, spec)) windows[layer] = sliding ? SlidingWindow(config, spec) : 0;
     if (sliding != (windows[layer] != 0)) {
       config.AddProblem("layer_types", absl::StrCat("layer ", layer, " is \"", type,
                                                     "\", which the other keys contradict"));
@@ -224,26 +121,52 @@ void ReadStoredDType(const ConfigReader& config, ModelSpec& spec) {
 
 // What tells the families apart.
 void ReadFamily(const ConfigReader& config, ModelSpec& spec) {
-  if (spec.model_type == "llama" || spec.model_type == "qwen3") {
+  if (spec.mla || spec.model_type == "llama" || absl::StartsWith(spec.model_type, "qwen3")) {
     spec.qkv_bias = spec.output_bias = config.Bool("attention_bias").value_or(false);
   }
   if (spec.model_type == "llama") spec.mlp_bias = config.Bool("mlp_bias").value_or(false);
   if (spec.model_type == "qwen2") spec.qkv_bias = true;
-  spec.qk_norm = spec.model_type == "qwen3";
+  spec.qk_norm = absl::StartsWith(spec.model_type, "qwen3");
+  if (spec.model_type == "deepseek_v2" && config.Bool("mlp_bias").value_or(false)) {
+    config.AddProblem("mlp_bias", "true is not supported for deepseek_v2");
+  }
 }
 
-void ReadShape(const ConfigReader& config, ModelSpec& spec) {
-  spec.vocab_size = config.RequiredInteger("vocab_size");
-  spec.hidden_size = config.RequiredInteger("hidden_size");
-  spec.intermediate_size = config.RequiredInteger("intermediate_size");
-  spec.num_layers = config.RequiredInteger("num_hidden_layers");
-  spec.total_query_heads = config.RequiredInteger("num_attention_heads");
+// Heads of latent attention; head_dim, which configs of these families give many meanings, is
+// theirs to say.
+void ReadMlaShape(const ConfigReader& config, ModelSpec& spec) {
+  MlaSpec& mla = spec.mla.emplace();
+  mla.kv_lora_rank = config.RequiredInteger("kv_lora_rank");
+  mla.qk_nope_head_dim = config.RequiredInteger("qk_nope_head_dim");
+  mla.qk_rope_head_dim = config.RequiredInteger("qk_rope_head_dim");
+  mla.v_head_dim = config.RequiredInteger("v_head_dim");
+  if (config.Find("q_lora_rank") != nullptr) {
+    mla.q_lora_rank = config.Integer("q_lora_rank").value_or(0);
+    if (mla.q_lora_rank == 0) config.AddProblem("q_lora_rank", "must be above 0, or null");
+  } else if (!config.HasKey("q_lora_rank")) {
+    config.AddProblem("q_lora_rank", "missing; null says that there is none");
+  }
+  const auto in_bounds = [](int64_t dim) { return dim >= 1 && dim <= kMaxHeadDim; };
+  if (in_bounds(mla.qk_nope_head_dim) && in_bounds(mla.qk_rope_head_dim)) {
+    spec.head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+  }
+
+  // Some configs count the one latent, some the heads expanded from it.
+  const int64_t kv_heads = config.Integer("num_key_value_heads").value_or(1);
+  if (kv_heads != 1 && kv_heads != spec.total_query_heads) {
+    config.AddProblem("num_key_value_heads",
+                      absl::StrCat("is ", kv_heads, "; with latent attention it must be 1 or ",
+                                   "num_attention_heads (", spec.total_query_heads, ")"));
+  }
+  spec.total_kv_heads = 1;
+}
+
+// Grouped-query attention's heads.
+void ReadGqaShape(const ConfigReader& config, ModelSpec& spec) {
   spec.total_kv_heads = config.Integer("num_key_value_heads").value_or(spec.total_query_heads);
   if (!config.HasKey("num_key_value_heads") && spec.model_type != "llama") {
     config.AddProblem("num_key_value_heads", "missing");  // its default is a number of its own
   }
-  spec.max_position_embeddings = config.RequiredInteger("max_position_embeddings");
-
   if (config.Find("head_dim") != nullptr) {
     spec.head_dim = config.Integer("head_dim").value_or(0);
   } else if (spec.model_type == "qwen3") {
@@ -255,6 +178,51 @@ void ReadShape(const ConfigReader& config, ModelSpec& spec) {
                                                  ") is not a multiple of num_attention_heads (",
                                                  spec.total_query_heads, ")"));
     }
+  }
+}
+
+void ReadShape(const ConfigReader& config, ModelSpec& spec) {
+  spec.vocab_size = config.RequiredInteger("vocab_size");
+  spec.hidden_size = config.RequiredInteger("hidden_size");
+  spec.intermediate_size = config.RequiredInteger("intermediate_size");
+  spec.num_layers = config.RequiredInteger("num_hidden_layers");
+  spec.total_query_heads = config.RequiredInteger("num_attention_heads");
+  spec.max_position_embeddings = config.RequiredInteger("max_position_embeddings");
+  if (IsMlaFamily(spec.model_type)) {
+    ReadMlaShape(config, spec);
+  } else {
+    ReadGqaShape(config, spec);
+  }
+  spec.moe = ReadExperts(config, spec);
+}
+
+void ReadQuantization(const ConfigReader& config, ModelSpec& spec,
+                      std::vector<std::string>& problems) {
+  const json* quantization = config.Object("quantization_config");
+  if (quantization == nullptr) return;
+  const ConfigReader reader(*quantization, "quantization_config.", problems);
+  const std::string method = reader.String("quant_method").value_or("?");
+  if (method != "fp8") {
+    config.AddProblem("quantization_config",
+                      absl::StrCat("weights quantised by \"", method,
+                                   "\" are not supported; GGUF's block types and block-fp8 are"));
+    return;
+  }
+  const std::string format = reader.String("fmt").value_or("e4m3");
+  if (format != "e4m3") {
+    reader.AddProblem("fmt", absl::StrCat("\"", format, "\" is not supported; \"e4m3\" is"));
+  }
+  // Activations are not rounded here, so that scales of theirs, known beforehand, go unused.
+  const std::string scheme = reader.String("activation_scheme").value_or("dynamic");
+  if (scheme != "dynamic") {
+    reader.AddProblem("activation_scheme",
+                      absl::StrCat("\"", scheme, "\" is not supported; \"dynamic\" is"));
+  }
+  const std::vector<int64_t> block = reader.Integers("weight_block_size");
+  if (block.size() == 2) {
+    spec.block_fp8 = {.block_rows = block[0], .block_columns = block[1]};
+  } else {
+    reader.AddProblem("weight_block_size", "must list the rows and the columns of a block");
   }
 }
 
@@ -271,7 +239,9 @@ absl::StatusOr<ModelSpec> ParseModelConfig(absl::string_view text, absl::string_
 
   ModelSpec spec;
   spec.model_type = config.String("model_type").value_or("");
-  constexpr absl::string_view kModelTypes[] = {"llama", "mistral", "qwen2", "qwen3"};
+  constexpr absl::string_view kModelTypes[] = {"llama",       "mistral",     "qwen2",
+                                               "qwen3",       "mixtral",     "qwen3_moe",
+                                               "deepseek_v2", "deepseek_v3", "kimi_k2"};
   if (!absl::c_linear_search(kModelTypes, spec.model_type)) {
     return absl::InvalidArgumentError(absl::StrCat(file_name, ": model_type \"", spec.model_type,
                                                    "\" is not supported; supported are ",
@@ -280,9 +250,11 @@ absl::StatusOr<ModelSpec> ParseModelConfig(absl::string_view text, absl::string_
   ReadShape(config, spec);
   const bool shape_known = problems.empty();
 
-  spec.rms_norm_epsilon = config.Number("rms_norm_eps").value_or(1e-6);
+  spec.rms_norm_epsilon =
+      config.Number("rms_norm_eps").value_or(spec.model_type == "mixtral" ? 1e-5 : 1e-6);
   spec.tie_word_embeddings = config.Bool("tie_word_embeddings").value_or(false);
   ReadFamily(config, spec);
+  if (spec.moe) ReadRouting(config, spec, *spec.moe);
   spec.rope = ReadRope(config, spec, problems);
   spec.windows = ReadWindows(config, spec);
   spec.eos_token_ids = ReadTokenIds(config, "eos_token_id");
@@ -295,13 +267,7 @@ absl::StatusOr<ModelSpec> ParseModelConfig(absl::string_view text, absl::string_
     config.AddProblem("hidden_act",
                       absl::StrCat("\"", activation, "\" is not supported; \"silu\" is"));
   }
-  if (const json* quantization = config.Object("quantization_config")) {
-    const ConfigReader reader(*quantization, "quantization_config.", problems);
-    config.AddProblem(
-        "quantization_config",
-        absl::StrCat("weights quantised by \"", reader.String("quant_method").value_or("?"),
-                     "\" are not supported; GGUF's block types are"));
-  }
+  ReadQuantization(config, spec, problems);
   if (shape_known) {
     for (std::string& problem : FindSpecProblems(spec)) problems.push_back(std::move(problem));
   }

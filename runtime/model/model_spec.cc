@@ -12,11 +12,8 @@
 namespace heddle {
 namespace {
 
-// Bounds that no real model comes near and under which no product of two sizes overflows.
 constexpr int64_t kMaxIds = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMaxWidth = int64_t{1} << 22;
-constexpr int64_t kMaxHeads = int64_t{1} << 14;
-constexpr int64_t kMaxHeadDim = int64_t{1} << 12;
+constexpr double kMaxMscale = 1000.0;
 
 class Problems {
  public:
@@ -31,6 +28,10 @@ class Problems {
   }
   void CheckId(absl::string_view name, int64_t id, int64_t vocab_size) {
     AddIf(id < 0 || id >= vocab_size, name, " is ", id, ", outside the vocabulary of ", vocab_size);
+  }
+  // 0 is allowed.
+  void CheckUpTo(absl::string_view name, int64_t value, int64_t limit) {
+    AddIf(value < 0 || value > limit, name, " is ", value, "; it must be between 0 and ", limit);
   }
   // Not a number fails too.
   void CheckAbove(absl::string_view name, double value, double bound) {
@@ -65,7 +66,61 @@ void CheckRope(const ModelSpec& spec, Problems& problems) {
     if (rope.attention_factor) {
       problems.CheckAbove("rope scaling: attention_factor", *rope.attention_factor, 0.0);
     }
+    const auto check_mscale = [&](absl::string_view name, double mscale) {
+      problems.AddIf(!(mscale >= 0.0 && mscale <= kMaxMscale), "rope scaling: ", name, " is ",
+                     mscale, "; it must be between 0 and ", kMaxMscale);
+    };
+    check_mscale("mscale", rope.mscale.value_or(0.0));
+    check_mscale("mscale_all_dim", rope.mscale_all_dim.value_or(0.0));
   }
+}
+
+void CheckMla(const ModelSpec& spec, Problems& problems) {
+  const MlaSpec& mla = *spec.mla;
+  problems.CheckUpTo("q_lora_rank", mla.q_lora_rank, kMaxWidth);
+  problems.CheckSize("kv_lora_rank", mla.kv_lora_rank, kMaxWidth);
+  problems.CheckSize("qk_nope_head_dim", mla.qk_nope_head_dim, kMaxHeadDim / 2);
+  problems.CheckSize("qk_rope_head_dim", mla.qk_rope_head_dim, kMaxHeadDim / 2);
+  problems.CheckSize("v_head_dim", mla.v_head_dim, kMaxHeadDim);
+  problems.AddIf(spec.total_kv_heads != 1, "latent attention has one KV head, not ",
+                 spec.total_kv_heads);
+  problems.AddIf(spec.rope.rotary_dim != mla.qk_rope_head_dim, "rotary dimension ",
+                 spec.rope.rotary_dim, " is not qk_rope_head_dim (", mla.qk_rope_head_dim, ")");
+}
+
+void CheckGroups(const MoeSpec& moe, Problems& problems) {
+  problems.CheckSize("n_group", moe.num_groups, moe.num_experts);
+  if (moe.num_groups < 1 || moe.num_groups > moe.num_experts) return;
+  problems.CheckSize("topk_group", moe.num_top_groups, moe.num_groups);
+  if (moe.num_top_groups < 1 || moe.num_top_groups > moe.num_groups) return;
+  problems.AddIf(moe.num_experts % moe.num_groups != 0, "the number of experts (", moe.num_experts,
+                 ") must be a multiple of n_group (", moe.num_groups, ")");
+  const int64_t group_size = moe.num_experts / moe.num_groups;
+  problems.AddIf(moe.num_groups > 1 && moe.group_score == GroupScore::kTopTwoSum && group_size < 2,
+                 "n_group is ", moe.num_groups, "; groups are chosen by the best two experts and ",
+                 "have one");
+  problems.AddIf(moe.num_experts_per_token > moe.num_top_groups * group_size,
+                 "num_experts_per_tok is ", moe.num_experts_per_token, "; the topk_group groups ",
+                 "chosen have ", moe.num_top_groups * group_size, " experts");
+}
+
+void CheckMoe(const ModelSpec& spec, Problems& problems) {
+  const MoeSpec& moe = *spec.moe;
+  problems.CheckSize("number of experts", moe.num_experts, kMaxExperts);
+  problems.CheckSize("moe_intermediate_size", moe.expert_intermediate_size, kMaxWidth);
+  problems.CheckUpTo("n_shared_experts * moe_intermediate_size", moe.shared_intermediate_size,
+                     kMaxWidth);
+  problems.CheckAbove("routed_scaling_factor", moe.routed_scaling_factor, 0.0);
+  const int64_t num_moe_layers = std::count(moe.layers.begin(), moe.layers.end(), true);
+  problems.AddIf(static_cast<int64_t>(moe.layers.size()) != spec.num_layers || num_moe_layers == 0,
+                 num_moe_layers, " of ", moe.layers.size(), " layers have experts; the model has ",
+                 spec.num_layers, " layers");
+  if (moe.num_experts < 1 || moe.num_experts > kMaxExperts) return;
+  problems.AddIf(num_moe_layers * moe.num_experts > kMaxExpertsOfAllLayers, num_moe_layers,
+                 " layers of ", moe.num_experts, " experts are more than ", kMaxExpertsOfAllLayers,
+                 " in all");
+  problems.CheckSize("num_experts_per_tok", moe.num_experts_per_token, moe.num_experts);
+  CheckGroups(moe, problems);
 }
 
 // N of "model.layers.N.…", or -1.
@@ -87,7 +142,7 @@ std::vector<std::string> FindSpecProblems(const ModelSpec& spec) {
   problems.CheckSize("num_hidden_layers", spec.num_layers, kMaxLayers);
   problems.CheckSize("num_attention_heads", spec.total_query_heads, kMaxHeads);
   problems.CheckSize("num_key_value_heads", spec.total_kv_heads, kMaxHeads);
-  problems.CheckSize("head_dim", spec.head_dim, kMaxHeadDim);
+  if (!spec.mla) problems.CheckSize("head_dim", spec.head_dim, kMaxHeadDim);
   problems.CheckSize("max_position_embeddings", spec.max_position_embeddings, kMaxIds);
   problems.AddIf(spec.total_kv_heads > 0 && spec.total_query_heads % spec.total_kv_heads != 0,
                  "num_attention_heads (", spec.total_query_heads,
@@ -103,7 +158,22 @@ std::vector<std::string> FindSpecProblems(const ModelSpec& spec) {
   }
   if (spec.bos_token_id) problems.CheckId("bos_token_id", *spec.bos_token_id, spec.vocab_size);
   CheckRope(spec, problems);
+  if (spec.mla) CheckMla(spec, problems);
+  if (spec.moe) CheckMoe(spec, problems);
+  if (spec.block_fp8) {
+    problems.CheckSize("weight_block_size", spec.block_fp8->block_rows, kMaxWidth);
+    problems.CheckSize("weight_block_size", spec.block_fp8->block_columns, kMaxWidth);
+  }
   return list;
+}
+
+bool HasExperts(const ModelSpec& spec, int64_t layer) {
+  return spec.moe.has_value() && spec.moe->layers[layer];
+}
+
+double AttentionScale(const ModelSpec& spec) {
+  const double scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+  return spec.mla.has_value() ? scale * SoftmaxScaleFactor(spec.rope) : scale;
 }
 
 int64_t MaxContextLength(const ModelSpec& spec) {
@@ -123,41 +193,6 @@ int64_t MaxContextLength(const ModelSpec& spec) {
   }
   const auto scaled = static_cast<int64_t>(std::min(length, static_cast<double>(kMaxIds)));
   return std::max(spec.max_position_embeddings, scaled);
-}
-
-std::vector<ExpectedTensor> ExpectedTensors(const ModelSpec& spec) {
-  const int64_t hidden = spec.hidden_size;
-  const int64_t query_width = spec.total_query_heads * spec.head_dim;
-  const int64_t kv_width = spec.total_kv_heads * spec.head_dim;
-
-  std::vector<ExpectedTensor> tensors;
-  tensors.push_back({"model.embed_tokens.weight", {spec.vocab_size, hidden}});
-  for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-    const auto add_vector = [&](absl::string_view name, int64_t size) {
-      tensors.push_back({absl::StrCat(prefix, name, ".weight"), {size}});
-    };
-    const auto add_linear = [&](absl::string_view name, int64_t out, int64_t in, bool bias) {
-      tensors.push_back({absl::StrCat(prefix, name, ".weight"), {out, in}});
-      if (bias) tensors.push_back({absl::StrCat(prefix, name, ".bias"), {out}});
-    };
-    add_vector("input_layernorm", hidden);
-    add_linear("self_attn.q_proj", query_width, hidden, spec.qkv_bias);
-    add_linear("self_attn.k_proj", kv_width, hidden, spec.qkv_bias);
-    add_linear("self_attn.v_proj", kv_width, hidden, spec.qkv_bias);
-    if (spec.qk_norm) {
-      add_vector("self_attn.q_norm", spec.head_dim);
-      add_vector("self_attn.k_norm", spec.head_dim);
-    }
-    add_linear("self_attn.o_proj", hidden, query_width, spec.output_bias);
-    add_vector("post_attention_layernorm", hidden);
-    add_linear("mlp.gate_proj", spec.intermediate_size, hidden, spec.mlp_bias);
-    add_linear("mlp.up_proj", spec.intermediate_size, hidden, spec.mlp_bias);
-    add_linear("mlp.down_proj", hidden, spec.intermediate_size, spec.mlp_bias);
-  }
-  tensors.push_back({"model.norm.weight", {hidden}});
-  if (!spec.tie_word_embeddings) tensors.push_back({"lm_head.weight", {spec.vocab_size, hidden}});
-  return tensors;
 }
 
 bool IsIgnorableTensor(const ModelSpec& spec, absl::string_view name) {

@@ -97,6 +97,12 @@ double AttentionFactor(const RopeSpec& rope) {
   return YarnMagnitude(rope.factor, 1.0);
 }
 
+double SoftmaxScaleFactor(const RopeSpec& rope) {
+  if (rope.scaling != RopeSpec::Scaling::kYarn) return 1.0;
+  const double magnitude = YarnMagnitude(rope.factor, rope.mscale_all_dim.value_or(0.0));
+  return magnitude * magnitude;
+}
+
 std::vector<float> CosSinTable(const RopeSpec& rope, int64_t max_model_len) {
   const std::vector<double> frequencies = InverseFrequencies(rope, max_model_len);
   const double scale = AttentionFactor(rope);

@@ -43,6 +43,11 @@ std::vector<double> InverseFrequencies(const RopeSpec& rope, int64_t max_model_l
 // What cosines and sines are multiplied by; 1 except under kYarn.
 double AttentionFactor(const RopeSpec& rope);
 
+// What DeepSeek's models multiply the softmax's scale by under kYarn with mscale_all_dim:
+// (0.1 * mscale_all_dim * ln(factor) + 1)^2, for what the cosines' ratio took away or never had
+// (DeepSeek's modeling_deepseek.py). 1 else.
+double SoftmaxScaleFactor(const RopeSpec& rope);
+
 // The table that kernels/rope reads, [max_model_len, rotary_dim]: a row holds rotary_dim / 2
 // cosines, then as many sines, rounded once from float64 and scaled by the attention factor.
 std::vector<float> CosSinTable(const RopeSpec& rope, int64_t max_model_len);

@@ -20,7 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   CHECK(std::isfinite(heddle::AttentionFactor(spec->rope)));
-  if (spec->num_layers <= 64) {
+  const double scale = heddle::AttentionScale(*spec);
+  CHECK(std::isfinite(scale) && scale > 0.0);
+  const int64_t num_experts = spec->moe ? spec->moe->num_experts : 0;
+  if (spec->num_layers * (1 + num_experts) <= 1024) {
     for (const heddle::ExpectedTensor& tensor : heddle::ExpectedTensors(*spec)) {
       CHECK(!heddle::IsIgnorableTensor(*spec, tensor.name));
     }

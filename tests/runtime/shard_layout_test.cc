@@ -242,5 +242,19 @@ TEST(ShardLayout, EveryReasonIsGivenAtOnce) {
               testing::AllOf(HasSubstr("0"), HasSubstr("not int8")));
 }
 
+TEST(ShardLayout, LatentsExpertsAndBlockFp8CannotBeDealtYet) {
+  ModelSpec mla = GqaA();
+  mla.mla.emplace();
+  ModelSpec moe = GqaA();
+  moe.moe.emplace();
+  ModelSpec fp8 = GqaA();
+  fp8.block_fp8.emplace();
+  for (const ModelSpec& spec : {mla, moe, fp8}) {
+    const ShapesOnly weights(GqaA(), DType::kFloat32);
+    EXPECT_EQ(BuildShardLayout(spec, weights, {.num_ranks = 2}).status().code(),
+              absl::StatusCode::kUnimplemented);
+  }
+}
+
 }  // namespace
 }  // namespace heddle

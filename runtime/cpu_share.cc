@@ -1,9 +1,10 @@
 #include "runtime/cpu_share.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <utility>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -27,9 +28,8 @@ std::vector<int> AllowedCpus() {
   return cpus;
 }
 
-}  // namespace
-
-int FairThreads(const std::vector<RankCpus>& ranks, int rank) {
+// How many CPUs' worth of time a rank has.
+double CpuShare(const std::vector<RankCpus>& ranks, int rank) {
   double share = 0.0;
   for (const int cpu : ranks[rank].cpus) {
     int num_users = 0;
@@ -39,7 +39,39 @@ int FairThreads(const std::vector<RankCpus>& ranks, int rank) {
     }
     share += 1.0 / num_users;
   }
-  return std::max(1, static_cast<int>(share + 1e-6));
+  return share + 1e-6;  // thirds add up to one
+}
+
+}  // namespace
+
+int FairThreads(const std::vector<RankCpus>& ranks, int rank) {
+  return std::max(1, static_cast<int>(CpuShare(ranks, rank)));
+}
+
+std::string DescribeBinding(const std::vector<RankCpus>& ranks, int node_index, int num_cpus) {
+  int num_ranks = 0;
+  int num_crowded = 0;
+  std::set<int> used;
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    if (ranks[rank].node_index != node_index) continue;
+    ++num_ranks;
+    num_crowded += CpuShare(ranks, rank) < 1.0;
+    used.insert(ranks[rank].cpus.begin(), ranks[rank].cpus.end());
+  }
+  const bool mostly_idle = 2 * std::ssize(used) <= num_cpus;
+  if (num_crowded == 0 && !mostly_idle) return "";
+  std::string warning = absl::StrCat("the ", num_ranks, " rank(s) of this node may use ",
+                                     used.size(), " of its ", num_cpus, " CPUs");
+  if (num_crowded > 0) {
+    absl::StrAppend(&warning, ", and ", num_crowded,
+                    " of them have less than one each: they take turns");
+  }
+  if (mostly_idle) {
+    absl::StrAppend(&warning,
+                    "; mpirun ties each rank to a core by default: --bind-to none lets them have "
+                    "all, --map-by slot:PE=N gives each rank N of its own");
+  }
+  return warning;
 }
 
 absl::StatusOr<int> AgreeOnThreads(World& world) {
@@ -59,14 +91,12 @@ absl::StatusOr<int> AgreeOnThreads(World& world) {
     }
     ranks.push_back({numbers.at(0), {numbers.begin() + 1, numbers.end()}});
   }
-  const int threads = FairThreads(ranks, world.self.rank);
-  if (world.self.node_size > 1 && static_cast<size_t>(world.self.node_size) > own.size() &&
-      world.self.node_rank == 0) {
-    LOG(WARNING) << "some of the " << world.self.node_size << " ranks of " << world.self.host
-                 << " share a CPU (this one may use " << own.size()
-                 << "); they take turns. mpirun --map-by slot:PE=N gives each rank N of its own";
+  if (world.self.node_rank == 0) {
+    const std::string warning = DescribeBinding(ranks, world.self.node_index,
+                                                static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+    if (!warning.empty()) LOG(WARNING) << warning;
   }
-  return threads;
+  return FairThreads(ranks, world.self.rank);
 }
 
 }  // namespace heddle

@@ -19,8 +19,12 @@ struct RankCpus {
 // that may use it. At least 1.
 int FairThreads(const std::vector<RankCpus>& ranks, int rank);
 
-// Collective: the fair number of threads of this rank by the affinity masks of all. Warns when
-// ranks outnumber the CPUs they share.
+// A warning about the CPUs that the ranks of a node may use: some have less than one each, or all
+// together may use no more than half of the node's. Empty if neither. `num_cpus`: of the node.
+std::string DescribeBinding(const std::vector<RankCpus>& ranks, int node_index, int num_cpus);
+
+// Collective: the fair number of threads of this rank by the affinity masks of all. The first rank
+// of each node logs the warning about it.
 absl::StatusOr<int> AgreeOnThreads(World& world);
 
 }  // namespace heddle

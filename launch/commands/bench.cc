@@ -140,9 +140,12 @@ Json Header(const CommandLine& line, const World& world) {
           {"hw", "cpu"}};
 }
 
-void AddEngineFigures(const EngineStats& stats, Json& json) {
+// `seconds`: of the runs that `stats` covers.
+void AddEngineFigures(const EngineStats& stats, double seconds, Json& json) {
   const double steps = static_cast<double>(std::max<int64_t>(stats.num_steps, 1));
   json["steps"] = stats.num_steps;
+  json["idle_share"] =
+      std::max(0.0, 1.0 - stats.step_seconds / seconds);  // of rank 0, not in steps
   json["mean_batch"] = static_cast<double>(stats.num_scheduled_sequences) / steps;
   json["computed_tokens"] = stats.num_computed_tokens;
   json["preemptions"] = stats.num_preemptions;
@@ -216,7 +219,7 @@ absl::StatusOr<int> BenchThroughput(const CommandLine& line, World& world) {
   json["mean_itl_ms"] = 1e3 * Mean(run.token_gaps);
   json["median_itl_ms"] = 1e3 * Percentile(run.token_gaps, 50);
   json["p99_itl_ms"] = 1e3 * Percentile(run.token_gaps, 99);
-  AddEngineFigures(bench->engine().stats(), json);
+  AddEngineFigures(bench->engine().stats(), run.seconds, json);
   std::printf("Throughput: %.2f requests/s, %.2f total tokens/s, %.2f output tokens/s\n",
               json["requests_per_second"].get<double>(), json["tokens_per_second"].get<double>(),
               json["output_tokens_per_second"].get<double>());
@@ -272,7 +275,8 @@ absl::StatusOr<int> BenchLatency(const CommandLine& line, World& world) {
     json["median_ttft_ms"] = 1e3 * Percentile(all.first_token_seconds, 50);
     json["median_itl_ms"] = 1e3 * Percentile(all.token_gaps, 50);
     json["num_itl_samples"] = all.token_gaps.size();
-    AddEngineFigures(bench->engine().stats(), json);
+    AddEngineFigures(bench->engine().stats(),
+                     std::accumulate(latencies.begin(), latencies.end(), 0.0), json);
     std::printf(
         "Batch %lld: avg latency %.4f s, median %.4f s, TTFT %.1f ms, ITL %.2f ms, "
         "%.1f output tokens/s\n",

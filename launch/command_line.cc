@@ -261,9 +261,10 @@ class Parser {
              "Most tokens of one prompt in a step; no limit by default");
     AddOptionalCount(app, "--num-kv-pages", engine.num_kv_pages, "Pages a rank, exactly");
     AddOptionalCount(app, "--kv-cache-memory-bytes", engine.kv_cache_memory_bytes,
-                     "Bytes of the cache, a rank");
+                     "Bytes of the cache, a rank, at most; by default 4 GiB, or one sequence of "
+                     "--max-model-len if that takes more");
     app->add_option("--gpu-memory-utilization", engine.memory_utilization,
-                    "Share of the free memory to use (0.9)");
+                    "Instead: share of a rank's free memory for the cache");
     app->add_option("--activation-dtype", raw_.activation_dtype,
                     "auto (int8 with block-quantised weights) or float32");
     app->add_flag("--enable-prefix-caching", raw_.enable_prefix_caching,

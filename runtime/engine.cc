@@ -145,9 +145,12 @@ class Engine::Impl {
     options.eos_token_ids = generation_.eos_token_ids;
     options.vocab_size = vocab_size_;
     options.verify_every_step = config_.verify_every_step;
-    ASSIGN_OR_RETURN(std::unique_ptr<Scheduler> scheduler, Scheduler::Create(ScheduleOptions()));
-    max_sequence_tokens_ = scheduler->MaxSequenceTokens();
-    coordinator_.emplace(std::move(options), std::move(scheduler), tokenizer_.get(),
+    absl::StatusOr<std::unique_ptr<Scheduler>> scheduler = Scheduler::Create(ScheduleOptions());
+    // The others already wait for plans.
+    if (!scheduler.ok()) world_.control->Abort(scheduler.status());
+    RETURN_IF_ERROR(scheduler.status());
+    max_sequence_tokens_ = (*scheduler)->MaxSequenceTokens();
+    coordinator_.emplace(std::move(options), *std::move(scheduler), tokenizer_.get(),
                          [this](RequestOutput output) { HandOut(std::move(output)); });
     stats_ = WithSizes(coordinator_->stats());
     LOG(INFO) << "model of " << vocab_size_ << " ids on " << world_.self.size << " rank(s); "

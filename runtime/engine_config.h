@@ -25,10 +25,12 @@ struct EngineConfig {
   int64_t max_num_batched_tokens = 0;  // 0: 2,048, at least max_num_seqs
   int64_t prefill_chunk = 0;           // most tokens of one prompt in one step; 0: the budget above
 
-  int64_t block_size = 0;                        // tokens a page; 0: 16
-  std::optional<int64_t> num_kv_pages;           // per rank, exact
-  std::optional<int64_t> kv_cache_memory_bytes;  // per rank
-  double memory_utilization = 0.9;               // of the rank's share of free memory
+  int64_t block_size = 0;  // tokens a page; 0: 16
+  // Per rank. If none of the three is set: 4 GiB, or one longest sequence if that takes more
+  // (memory_share.h).
+  std::optional<int64_t> num_kv_pages;           // exactly
+  std::optional<int64_t> kv_cache_memory_bytes;  // at most
+  std::optional<double> memory_utilization;      // of the rank's share of free memory
   std::optional<DType> kv_cache_dtype;           // float32 on CPU if unset
   bool int8_activations = true;                  // block-quantised weights meet int8 activations
   bool enable_prefix_caching = true;

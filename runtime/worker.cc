@@ -1,11 +1,7 @@
 #include "runtime/worker.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,8 +12,10 @@
 #include "kernels/backend_registry.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/startup_check.h"
 #include "runtime/agreement.h"
 #include "runtime/cpu_share.h"
+#include "runtime/memory_share.h"
 #include "runtime/model/decoder.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
@@ -33,21 +31,6 @@ constexpr int64_t kDefaultPageSize = 16;
 constexpr int64_t kMaxLogitRows = 256;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Bytes of memory this process could still take, shared fairly with the other ranks of its node.
-int64_t FreeMemoryShare(const RankInfo& self) {
-  int64_t free_bytes = 0;
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key; meminfo >> key;) {
-    int64_t kibibytes = 0;
-    if (key == "MemAvailable:" && meminfo >> kibibytes) free_bytes = kibibytes * 1024;
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  if (free_bytes == 0) {
-    free_bytes = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  }
-  return free_bytes / self.node_size;
-}
 
 // Fills in what the config leaves open, all but the number of pages.
 absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const ModelSpec& spec) {
@@ -82,10 +65,10 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
   if (config.num_kv_pages.has_value()) {
     RETURN_IF_ERROR(positive("--num-kv-pages", *config.num_kv_pages));
   }
-  if (!(config.memory_utilization > 0.0 && config.memory_utilization <= 1.0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--gpu-memory-utilization: expected a share above 0 and up to 1, found ",
-                     config.memory_utilization));
+  const double utilization = config.memory_utilization.value_or(1.0);
+  if (!(utilization > 0.0 && utilization <= 1.0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--gpu-memory-utilization: expected a share above 0 and up to 1, found ", utilization));
   }
   return limits;
 }
@@ -95,15 +78,34 @@ class ShardWorker : public Worker {
   ShardWorker(World& world, ModelSpec spec, EngineLimits limits, ShardLayout layout)
       : world_(world), spec_(std::move(spec)), limits_(limits), shard_layout_(std::move(layout)) {}
 
-  // Collective.
-  absl::Status Load(const EngineConfig& config, Checkpoint& checkpoint, int64_t num_sampled_ids) {
+  // Opens the device, and says how many pages this rank could have in `free_memory` bytes.
+  absl::StatusOr<int64_t> Open(const EngineConfig& config, int num_threads, int64_t free_memory) {
     BackendOptions backend_options;
     backend_options.device = config.device;
     backend_options.cpu.stream_mode = config.stream_mode;
-    ASSIGN_OR_RETURN(backend_options.cpu.num_threads, AgreeOnThreads(world_));
-    if (config.num_threads > 0) backend_options.cpu.num_threads = config.num_threads;
+    backend_options.cpu.num_threads = config.num_threads > 0 ? config.num_threads : num_threads;
     ASSIGN_OR_RETURN(backend_, CreateBackend(backend_options));
     ASSIGN_OR_RETURN(stream_, backend_->CreateStream());
+    if (!config.use_kv_cache) return 0;
+    const CacheBudget budget = {.num_pages = config.num_kv_pages,
+                                .memory_bytes = config.kv_cache_memory_bytes,
+                                .utilization = config.memory_utilization};
+    CacheNeed need;
+    need.bytes_per_page = layout().kv.bytes_per_page();
+    need.longest_sequence = CeilDiv(limits_.max_model_len + 1, limits_.page_size);
+    need.whole_batch = limits_.max_num_seqs * need.longest_sequence;
+    need.free_memory = std::max<int64_t>(free_memory - layout().weight_bytes, 0);
+    return ChooseNumPages(budget, need);
+  }
+
+  // Collective: every rank gets the pages that the tightest can hold, and they can reach each
+  // other.
+  absl::Status Meet(int64_t num_pages) {
+    ASSIGN_OR_RETURN(limits_.num_pages, world_.control->AllReduceMin(num_pages));
+    return CheckAllReduce(world_, *backend_, *stream_);
+  }
+
+  absl::Status Load(const EngineConfig& config, Checkpoint& checkpoint, int64_t num_sampled_ids) {
     WeightLoadOptions load_options;
     load_options.dtype = config.dtype;
     load_options.on_progress = [this](absl::string_view) { world_.control->ReportProgress(); };
@@ -112,8 +114,9 @@ class ShardWorker : public Worker {
 
     DecoderOptions decoder_options;
     if (config.use_kv_cache) {
-      RETURN_IF_ERROR(CreatePool(config));
-      decoder_options.pool = &*pool_;
+      limits_.retention_window = layout().kv.RetentionWindow();
+      ASSIGN_OR_RETURN(PagePool pool, PagePool::Create(*backend_, layout().kv, limits_.num_pages));
+      decoder_options.pool = &pool_.emplace(std::move(pool));
     }
     decoder_options.limits = StepLimits{
         .max_tokens = limits_.max_num_batched_tokens,
@@ -143,7 +146,7 @@ class ShardWorker : public Worker {
                                                    *world_.communicator));
     slots_.resize(limits_.max_num_seqs);
     tables_.emplace(limits_.max_num_seqs, shard_layout_.grid.num_stripes(), limits_.num_pages);
-    return world_.control->Barrier();
+    return absl::OkStatus();
   }
 
   absl::StatusOr<StepResult> Execute(const StepPlan& plan) override {
@@ -178,31 +181,6 @@ class ShardWorker : public Worker {
   const RankLayout& layout() const override { return shard_layout_.ranks[world_.self.rank]; }
 
  private:
-  // Collective: every rank gets the number of pages that the tightest can hold.
-  absl::Status CreatePool(const EngineConfig& config) {
-    const KvLayout& kv_layout = layout().kv;
-    limits_.retention_window = kv_layout.RetentionWindow();
-    // No use for more than every row at its longest.
-    int64_t num_pages =
-        limits_.max_num_seqs * CeilDiv(limits_.max_model_len + 1, limits_.page_size);
-    if (config.num_kv_pages.has_value()) {
-      num_pages = *config.num_kv_pages;
-    } else if (kv_layout.bytes_per_page() > 0) {
-      const int64_t budget = config.kv_cache_memory_bytes.value_or(static_cast<int64_t>(
-          config.memory_utilization * static_cast<double>(FreeMemoryShare(world_.self))));
-      num_pages = std::min(num_pages, budget / kv_layout.bytes_per_page());
-    }
-    ASSIGN_OR_RETURN(limits_.num_pages, world_.control->AllReduceMin(num_pages));
-    if (limits_.num_pages < 1) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "no memory for a single page of the cache (", kv_layout.bytes_per_page(),
-          " bytes) on some rank; use more ranks or a smaller --max-num-batched-tokens"));
-    }
-    ASSIGN_OR_RETURN(PagePool pool, PagePool::Create(*backend_, kv_layout, limits_.num_pages));
-    pool_.emplace(std::move(pool));
-    return absl::OkStatus();
-  }
-
   absl::Status ApplySlots(const StepPlan& plan) {
     RETURN_IF_ERROR(tables_->Apply(plan));
     for (const int32_t slot : plan.released_slots) slots_[slot].reset();
@@ -402,6 +380,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
                                                        Checkpoint& checkpoint,
                                                        int64_t num_sampled_ids, World& world) {
   // What a rank can refuse it refuses before any weight is read, and all ranks together.
+  ASSIGN_OR_RETURN(const int num_threads, AgreeOnThreads(world));
+  const int64_t free_memory = FreeMemory() / world.self.node_size;
+  RETURN_IF_ERROR(WarnOfUnequalMemory(free_memory, world));
+  int64_t num_pages = 0;
   const auto prepare = [&]() -> absl::StatusOr<std::unique_ptr<ShardWorker>> {
     ASSIGN_OR_RETURN(const EngineLimits limits, ChooseLimits(config, checkpoint.spec));
     ShardLayoutOptions options;
@@ -409,14 +391,25 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
     options.weight_dtype = config.dtype;
     options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
     options.page_size = limits.page_size;
-    options.memory_bytes = FreeMemoryShare(world.self);
+    options.memory_bytes = free_memory;
     ASSIGN_OR_RETURN(ShardLayout layout,
                      BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
-    return std::make_unique<ShardWorker>(world, checkpoint.spec, limits, std::move(layout));
+    auto worker = std::make_unique<ShardWorker>(world, checkpoint.spec, limits, std::move(layout));
+    ASSIGN_OR_RETURN(num_pages, worker->Open(config, num_threads, free_memory));
+    return worker;
   };
   absl::StatusOr<std::unique_ptr<ShardWorker>> worker = prepare();
   RETURN_IF_ERROR(AgreeOnStatus(worker.status(), *world.control));
-  RETURN_IF_ERROR((*worker)->Load(config, checkpoint, num_sampled_ids));
+
+  // From here on an error ends the job: nobody asks the others, who may read for minutes yet.
+  const auto load = [&]() -> absl::Status {
+    RETURN_IF_ERROR((*worker)->Meet(num_pages));
+    RETURN_IF_ERROR((*worker)->Load(config, checkpoint, num_sampled_ids));
+    return world.control->Barrier();
+  };
+  const absl::Status loaded = load();
+  if (!loaded.ok()) world.control->Abort(loaded);
+  RETURN_IF_ERROR(loaded);
   return std::unique_ptr<Worker>(*std::move(worker));
 }
 

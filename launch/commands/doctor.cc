@@ -15,6 +15,7 @@
 #include "launch/bootstrap.h"
 #include "launch/commands/commands.h"
 #include "launch/version.h"
+#include "runtime/memory_share.h"
 
 namespace heddle {
 namespace {
@@ -31,17 +32,8 @@ std::string CpuName() {
   return "unknown";
 }
 
-// "MemAvailable" and the like, in bytes.
-double MemoryField(const std::string& name) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    double kibibytes = 0;
-    if (line.rfind(name + ":", 0) == 0 &&
-        std::sscanf(line.c_str() + name.size() + 1, "%lf", &kibibytes) == 1) {
-      return kibibytes * 1024;
-    }
-  }
-  return 0;
+double TotalMemory() {
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
 int NumNvidiaDevices() {
@@ -88,8 +80,8 @@ absl::StatusOr<int> RunDoctor() {
   report.Fact("CPU", CpuName());
   report.Fact("CPUs", absl::StrCat(allowed, " allowed of ", online));
   report.Fact("memory",
-              absl::StrFormat("%.1f GiB available of %.1f", MemoryField("MemAvailable") / kGiB,
-                              MemoryField("MemTotal") / kGiB));
+              absl::StrFormat("%.1f GiB available of %.1f",
+                              static_cast<double>(FreeMemory()) / kGiB, TotalMemory() / kGiB));
   struct statvfs shm = {};
   if (statvfs("/dev/shm", &shm) == 0) {
     const double free_bytes = static_cast<double>(shm.f_bavail) * static_cast<double>(shm.f_frsize);

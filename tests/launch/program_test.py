@@ -8,7 +8,9 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -109,6 +111,20 @@ class ProgramTest(unittest.TestCase):
     def rows(self, rows, name="prompts.jsonl"):
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         return self.path(name, "".join(line + "\n" for line in lines))
+
+    def changed_model(self, tensor, rows, value, model="gqa-a"):
+        """A copy of the model (float32) whose tensor holds the value in these rows."""
+        copy = self.path(f"{model}-{tensor}-{value}")
+        shutil.copytree(os.path.join(models, model), copy)
+        with open(os.path.join(copy, "model.safetensors"), "r+b") as file:
+            (header_bytes,) = struct.unpack("<Q", file.read(8))
+            info = json.loads(file.read(header_bytes))[tensor]
+            width = math.prod(info["shape"][1:])
+            self.assertEqual(info["dtype"], "F32")
+            for row in rows:
+                file.seek(8 + header_bytes + info["data_offsets"][0] + 4 * width * row)
+                file.write(struct.pack("<f", value) * width)
+        return copy
 
     def run_heddle(self, num_ranks, *arguments, exit_code=0, environment=None):
         """stdout and stderr."""
@@ -218,6 +234,22 @@ class GenerateTest(ProgramTest):
         mass = sum(math.exp(one["logprob"]) for one in lines[1]["logprobs"][0]["top"])
         self.assertAlmostEqual(mass, 1, places=4)
 
+    def test_a_prompt_with_bad_logits_fails_alone(self):
+        expected = self.generate(ALONE, PROMPTS, "--ignore-eos")
+        used = {i for line in expected for i in line["prompt_token_ids"] + line["token_ids"]}
+        bad = next(i for i in range(259) if i not in used)
+        for value in (math.nan, math.inf):
+            model = self.changed_model("model.embed_tokens.weight", [bad], value)
+            for num_ranks in (ALONE, 4):
+                with self.subTest(value=value, num_ranks=num_ranks):
+                    lines = self.generate(
+                        num_ranks, [*PROMPTS, {"id": "bad", "prompt_token_ids": [3, bad, 4]}],
+                        "--ignore-eos", model=model, exit_code=1)
+                    self.assertEqual(lines[:-1], expected)
+                    self.assertEqual((lines[-1]["finish_reason"], lines[-1]["token_ids"]),
+                                     ("error", []))
+                    self.assertIn("the model gave the logit", lines[-1]["error"])
+
     def test_results_go_to_the_output_file(self):
         output = self.path("results.jsonl")
         expected = self.generate(ALONE, PROMPTS)
@@ -251,6 +283,10 @@ class RefusalTest(ProgramTest):
             (["--model", model, *prompts, "--max-model-len", 4096], "128"),
             (["--model", model, *prompts, "--top-p", 2], "top_p"),
             (["--model", model, *prompts, "--logprobs", 260], "logprobs"),
+            (["--model", model, *prompts, "--kv-cache-memory-bytes", 10],
+             "--kv-cache-memory-bytes 10: a page takes"),
+            (["--model", model, *prompts, "--gpu-memory-utilization", 1.5],
+             "--gpu-memory-utilization"),
         ]
         # Every case as one process and on two ranks; one found by all ranks and one found by rank 0
         # alone on more.
@@ -317,15 +353,17 @@ class InspectTest(ProgramTest):
     def test_says_the_bytes_that_a_run_has(self):
         """What inspect foretells is what the ranks of a run then hold."""
         figures = self.path("figures.json")
-        self.run_heddle(3, "bench", "throughput", "--model", os.path.join(models, "gqa-odd"),
-                        "--input-len", 4, "--output-len", 2, "--num-prompts", 2, "--num-kv-pages",
-                        8, "--output-json", figures)
-        with open(figures) as file:
-            run = json.load(file)
-        stdout, _ = self.inspect("gqa-odd", "--tensor-parallel-size", 3, "--format", "json")
-        first = json.loads(stdout)["layout"]["ranks"][0]
-        self.assertEqual(run["kv_bytes_per_token_rank0"], first["kv_bytes_per_token"])
-        self.assertEqual(run["weight_bytes_rank0"], first["weight_bytes"])
+        for num_ranks in (3, 5):  # a KV head each, and heads that are shared
+            self.run_heddle(num_ranks, "bench", "throughput", "--model",
+                            os.path.join(models, "gqa-odd"), "--input-len", 4, "--output-len", 2,
+                            "--num-prompts", 2, "--num-kv-pages", 8, "--output-json", figures)
+            with open(figures) as file:
+                run = json.load(file)
+            stdout, _ = self.inspect(
+                "gqa-odd", "--tensor-parallel-size", num_ranks, "--format", "json")
+            first = json.loads(stdout)["layout"]["ranks"][0]
+            self.assertEqual(run["kv_bytes_per_token_rank0"], first["kv_bytes_per_token"])
+            self.assertEqual(run["weight_bytes_rank0"], first["weight_bytes"])
 
     def test_refuses_what_is_no_number_of_ranks(self):
         for size in ("0", "-1", "two", "4294967297"):
@@ -355,10 +393,10 @@ class DoctorTest(ProgramTest):
 
 
 class BenchTest(ProgramTest):
-    def bench(self, num_ranks, kind, *flags):
+    def bench(self, num_ranks, kind, *flags, model="gqa-a", **options):
         figures = self.path("figures.json")
-        self.run_heddle(num_ranks, "bench", kind, "--model", os.path.join(models, "gqa-a"),
-                        "--num-kv-pages", 64, "--output-json", figures, *flags)
+        self.run_heddle(num_ranks, "bench", kind, "--model", os.path.join(models, model),
+                        "--num-kv-pages", 64, "--output-json", figures, *flags, **options)
         with open(figures) as file:
             return json.load(file)
 
@@ -379,8 +417,22 @@ class BenchTest(ProgramTest):
             self.assertLessEqual(run["computed_tokens"], 54 + 24 - 6)
             self.assertGreater(run["steps"], 0)
             self.assertGreaterEqual(run["mean_batch"], 1)
-            for key in ("kv_waste", "preemptions", "mean_itl_ms", "kv_usage_peak"):
+            for key in ("kv_waste", "preemptions", "mean_itl_ms", "kv_usage_peak", "idle_share"):
                 self.assertGreaterEqual(run[key], 0)
+            self.assertLess(run["idle_share"], 1)
+
+    def test_requests_that_fail_are_not_counted(self):
+        # A fifth of the prompts' tokens spoil the logits behind them.
+        model = self.changed_model("model.embed_tokens.weight", range(0, 259, 50), math.nan)
+        run = self.bench(2, "throughput", "--input-len", 9, "--output-len", 4, "--num-prompts", 20,
+                         "--seed", 1, model=model, exit_code=1)
+        completed, failed = run["num_requests"], run["failed"]
+        self.assertEqual(completed + failed, 20)
+        self.assertTrue(0 < failed < 20, failed)
+        self.assertAlmostEqual(run["requests_per_second"] * run["elapsed_time"], completed)
+        # Those that failed gave fewer than four tokens each, the others all four.
+        tokens = run["total_output_tokens"]
+        self.assertTrue(4 * completed <= tokens < 4 * completed + 4 * failed, tokens)
 
     def test_lengths_are_drawn_from_the_range(self):
         flags = ("--input-len", 20, "--input-len-min", 4, "--output-len", 6, "--output-len-min", 2,
@@ -433,6 +485,22 @@ class FailureTest(ProgramTest):
                 return
             time.sleep(0.02)
         self.fail(f"processes {job.pids()} outlive the job")
+
+    def test_a_rank_that_cannot_load_ends_the_job(self):
+        # What rank 1 alone reads of the weights has no place in float16.
+        layout, _ = self.run_heddle(ALONE, "inspect", "--model", os.path.join(models, "gqa-a"),
+                                    "--tensor-parallel-size", 3, "--format", "json")
+        row = json.loads(layout)["layout"]["ranks"][1]["ffn_columns"][0]
+        tensor = "model.layers.0.mlp.up_proj.weight"
+        model = self.changed_model(tensor, [row], 1e6)
+        start = time.monotonic()
+        _, stderr = self.run_heddle(
+            3, "generate", "--model", model, "--dtype", "float16", "--prompt-file",
+            self.rows(PROMPTS), exit_code=1)
+        self.assertLess(time.monotonic() - start, 5 + LAUNCH_SECONDS)
+        said = [line for line in messages(stderr) if tensor in line]
+        self.assertEqual(len(said), 1, stderr)
+        self.assertRegex(said[0], r"^\[rank 0 \S+\] .*rank 1 \(")
 
     def test_a_killed_rank_ends_the_job(self):
         job = self.start(3)

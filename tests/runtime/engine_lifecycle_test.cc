@@ -352,6 +352,9 @@ TEST(EngineLifecycle, SamplesOfOnePromptShareItAndDiffer) {
 TEST(EngineLifecycle, RowsOfDifferentKindsEqualTheirSoloRuns) {
   std::vector<Request> requests;
   for (int i = 0; i < 6; ++i) {
+    Request neighbour = GreedyRequest(RandomPrompt(3, 90 + i), 12);  // with no seed of its own
+    neighbour.params.temperature = 1.0;
+    requests.push_back(std::move(neighbour));
     Request request = GreedyRequest(RandomPrompt(4 + i, 40 + i), 12);
     request.params.seed = 9;
     if (i == 1) request.params.top_k = 1, request.params.temperature = 1.0;
@@ -363,8 +366,30 @@ TEST(EngineLifecycle, RowsOfDifferentKindsEqualTheirSoloRuns) {
   }
   const absl::StatusOr<EngineRun> together = RunRequests(Config(), 2, requests);
   ASSERT_TRUE(together.ok()) << together.status();
-  for (size_t i = 0; i < requests.size(); ++i) {
+  for (size_t i = 1; i < requests.size(); i += 2) {
     EXPECT_EQ(together->results[i][0].token_ids, Alone(Config(), requests[i])) << i;
+  }
+}
+
+TEST(EngineLifecycle, ASeedGivesTheSameEachTimeAndNoSeedDoesNot) {
+  for (const int num_ranks : {1, 2}) {
+    Request request = GreedyRequest(RandomPrompt(5, 70), 16);
+    request.params.temperature = 1.0;
+    Recorder recorder;
+    const absl::Status status =
+        WithEngine(Config(), num_ranks, recorder.callback(), [&](Engine& engine) -> absl::Status {
+          for (const char* id : {"seed 1", "seed 2", "none 1", "none 2"}) {
+            request.params.seed =
+                id[0] == 's' ? std::optional<uint64_t>(42) : std::optional<uint64_t>();
+            RETURN_IF_ERROR(engine.Submit(Named(id, request)));
+            RETURN_IF_ERROR(engine.Drain());
+          }
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_THAT(recorder.TokensOf("seed 1"), SizeIs(16));
+    EXPECT_EQ(recorder.TokensOf("seed 1"), recorder.TokensOf("seed 2"));
+    EXPECT_NE(recorder.TokensOf("none 1"), recorder.TokensOf("none 2"));
   }
 }
 
@@ -463,6 +488,21 @@ TEST(EngineLifecycle, LittleOfTheCacheIsWasted) {
   // Half a page a sequence is empty on average: 8 of about 100 tokens.
   EXPECT_GT(run->stats.kv_waste, 0.0);
   EXPECT_LT(run->stats.kv_waste, 0.12);
+}
+
+TEST(EngineLifecycle, TheCacheTakesTheBytesItIsGivenAndNoMore) {
+  constexpr int64_t kBytes = 50'000;
+  EngineConfig config = Config("gqa-odd");
+  config.num_kv_pages.reset();
+  config.kv_cache_memory_bytes = kBytes;
+  for (const int num_ranks : {1, 2, 5}) {
+    const absl::StatusOr<EngineRun> run =
+        RunRequests(config, num_ranks, {GreedyRequest(RandomPrompt(9, 1), 4)});
+    ASSERT_TRUE(run.ok()) << run.status();
+    // Rank 0 has as many heads as any.
+    const int64_t bytes_per_page = run->stats.kv_bytes_per_token * config.block_size;
+    EXPECT_EQ(run->stats.total_kv_pages, kBytes / bytes_per_page) << num_ranks;
+  }
 }
 
 TEST(EngineLifecycle, BadModelsAreRefusedOnAllRanksBeforeAnythingIsRead) {

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/runtime/checkpoint/files.h"
 #include "tests/runtime/model/prompt_runner.h"
 #include "tests/support/golden.h"
 
@@ -194,6 +198,50 @@ TEST(Decoder, NarrowWeightsAndPagesStayNear) {
   ExpectGolden(model, {.num_ranks = 2, .weight_dtype = DType::kFloat16}, 2e-3);
   ExpectGolden(model, {.num_ranks = 2, .kv_cache_dtype = DType::kBFloat16}, 2e-2);
   ExpectGolden(model, {.num_ranks = 2, .kv_cache_dtype = DType::kFloat16}, 2e-3);
+}
+
+// A layer whose output float16 could not hold: weights kept as float16 are no reason to compute in
+// it.
+TEST(Decoder, LargeActivationsStayFiniteWhateverTheWeightsAreKeptAs) {
+  const TemporaryDirectory directory;
+  CopyDirectory(Golden("gqa-a").path, directory);
+  std::string file = ReadFile(directory.path() + "/model.safetensors");
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
+  const auto header = nlohmann::json::parse(file.substr(8, header_bytes));
+  const auto [begin, end] = header["model.layers.0.mlp.down_proj.weight"]["data_offsets"]
+                                .get<std::pair<size_t, size_t>>();
+  for (size_t at = 8 + header_bytes + begin; at < 8 + header_bytes + end; at += sizeof(float)) {
+    float weight = 0;
+    std::memcpy(&weight, &file[at], sizeof(weight));
+    weight *= 1 << 16;
+    std::memcpy(&file[at], &weight, sizeof(weight));
+  }
+  directory.Write("model.safetensors", file);
+
+  float largest = 0;
+  RunOptions options = {.num_ranks = 2};
+  options.tap = [&](absl::string_view name, ConstMatrixView value) {
+    if (name != "layers.0.out") return absl::OkStatus();
+    for (int64_t row = 0; row < value.rows; ++row) {
+      for (int64_t col = 0; col < value.cols; ++col) {
+        largest = std::max(largest, std::abs(value.Row<float>(row)[col]));
+      }
+    }
+    return absl::OkStatus();
+  };
+  const Prompts prompts = LongPrompts();
+  const Logits expected = LogitsOf(directory.path(), prompts, options);
+  EXPECT_GT(largest, 1e5f);
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    const Logits logits =
+        LogitsOf(directory.path(), prompts,
+                 {.num_ranks = 2, .weight_dtype = dtype, .kv_cache_dtype = dtype});
+    ASSERT_EQ(logits.size(), expected.size());
+    for (size_t i = 0; i < logits.size(); ++i) {
+      EXPECT_LE(LogitsDifference(expected[i], logits[i]), 5e-2) << DTypeName(dtype);
+    }
+  }
 }
 
 TEST(Decoder, DummyWeightsGiveTheSameModelAtAnyNumberOfRanks) {

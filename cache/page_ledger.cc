@@ -260,7 +260,7 @@ void PageLedger::LetGo(int64_t index) {
 
 void PageLedger::CountLive(const Page& page, int sign) {
   num_filled_pages_ += page.num_filled > 0 ? sign : 0;
-  num_filled_tokens_ += sign * page.num_filled;
+  num_filled_tokens_ += int64_t{sign} * page.num_filled;
 }
 
 void PageLedger::SetFilled(Page& page, int64_t num_filled) {

@@ -208,7 +208,7 @@ class CpuBackend : public Backend {
     return DeviceBuffer(this, data, bytes, pinned);
   }
 
-  void Free(void* data, size_t bytes, bool pinned_host) override { std::free(data); }
+  void Free(void* data, size_t /*bytes*/, bool /*pinned_host*/) override { std::free(data); }
 
   const CpuStreamMode mode_;
   CpuThreadPool pool_;

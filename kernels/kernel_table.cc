@@ -16,6 +16,7 @@ std::vector<std::string> MissingKernels(const KernelTable& table) {
   check(table.silu_mul != nullptr, "silu_mul");
   check(table.add != nullptr, "add");
   check(table.gather_rows != nullptr, "gather_rows");
+  check(table.router != nullptr, "router");
   check(table.kv_append != nullptr, "kv_append");
   check(table.kv_copy_pages != nullptr, "kv_copy_pages");
   check(table.gqa_attention != nullptr, "gqa_attention");

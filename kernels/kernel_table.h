@@ -12,6 +12,7 @@
 #include "kernels/gemm/linear.h"
 #include "kernels/gemm/packed_weight.h"
 #include "kernels/kv_append/kv_append.h"
+#include "kernels/moe/router.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 
@@ -28,6 +29,7 @@ struct KernelTable {
   SiluMulFn silu_mul = nullptr;
   AddFn add = nullptr;
   GatherRowsFn gather_rows = nullptr;
+  RouterFn router = nullptr;
   KvAppendFn kv_append = nullptr;
   KvCopyPagesFn kv_copy_pages = nullptr;
   GqaAttentionFn gqa_attention = nullptr;

@@ -5,6 +5,7 @@
 #include "kernels/embedding/embedding_cpu.h"
 #include "kernels/gemm/linear_cpu.h"
 #include "kernels/kv_append/kv_append_cpu.h"
+#include "kernels/moe/moe_cpu.h"
 #include "kernels/norm/rms_norm_cpu.h"
 #include "kernels/rope/rope_cpu.h"
 
@@ -21,6 +22,7 @@ const KernelTable& CpuKernelTable() {
       .silu_mul = SiluMulCpu,
       .add = AddCpu,
       .gather_rows = GatherRowsCpu,
+      .router = RouterCpu,
       .kv_append = KvAppendCpu,
       .kv_copy_pages = KvCopyPagesCpu,
       .gqa_attention = GqaAttentionCpu,

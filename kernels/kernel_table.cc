@@ -10,6 +10,7 @@ std::vector<std::string> MissingKernels(const KernelTable& table) {
   check(table.packed_weight_bytes != nullptr, "packed_weight_bytes");
   check(table.pack_weight != nullptr, "pack_weight");
   check(table.linear != nullptr, "linear");
+  check(table.grouped_linear != nullptr, "grouped_linear");
   check(table.embedding != nullptr, "embedding");
   check(table.rms_norm != nullptr, "rms_norm");
   check(table.rope != nullptr, "rope");
@@ -17,6 +18,8 @@ std::vector<std::string> MissingKernels(const KernelTable& table) {
   check(table.add != nullptr, "add");
   check(table.gather_rows != nullptr, "gather_rows");
   check(table.router != nullptr, "router");
+  check(table.expert_dispatch != nullptr, "expert_dispatch");
+  check(table.expert_combine != nullptr, "expert_combine");
   check(table.kv_append != nullptr, "kv_append");
   check(table.kv_copy_pages != nullptr, "kv_copy_pages");
   check(table.gqa_attention != nullptr, "gqa_attention");

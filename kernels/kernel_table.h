@@ -9,9 +9,12 @@
 #include "kernels/activation/silu_mul.h"
 #include "kernels/attention/gqa_attention.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/gemm/grouped_linear.h"
 #include "kernels/gemm/linear.h"
 #include "kernels/gemm/packed_weight.h"
 #include "kernels/kv_append/kv_append.h"
+#include "kernels/moe/expert_combine.h"
+#include "kernels/moe/expert_dispatch.h"
 #include "kernels/moe/router.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
@@ -23,6 +26,7 @@ struct KernelTable {
   PackedWeightBytesFn packed_weight_bytes = nullptr;
   PackWeightFn pack_weight = nullptr;
   LinearFn linear = nullptr;
+  GroupedLinearFn grouped_linear = nullptr;
   EmbeddingFn embedding = nullptr;
   RmsNormFn rms_norm = nullptr;
   RopeFn rope = nullptr;
@@ -30,6 +34,8 @@ struct KernelTable {
   AddFn add = nullptr;
   GatherRowsFn gather_rows = nullptr;
   RouterFn router = nullptr;
+  ExpertDispatchFn expert_dispatch = nullptr;
+  ExpertCombineFn expert_combine = nullptr;
   KvAppendFn kv_append = nullptr;
   KvCopyPagesFn kv_copy_pages = nullptr;
   GqaAttentionFn gqa_attention = nullptr;

@@ -72,8 +72,12 @@ absl::Status AddCpu(const AddArgs& args, Stream& stream) {
 absl::Status SiluMulCpu(const SiluMulArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateSiluMul(args));
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {
+    const int64_t rows = args.num_rows == nullptr ? args.gate.rows : *args.num_rows;
+    if (rows < 0 || rows > args.gate.rows) {
+      return absl::OutOfRangeError(absl::StrCat("silu_mul: ", rows, " rows of ", args.gate.rows));
+    }
     const auto silu_mul_row = HWY_DYNAMIC_DISPATCH(SiluMulRow);
-    ParallelRows(pool, args.gate.rows, args.gate.cols, [&](int64_t begin, int64_t end) {
+    ParallelRows(pool, rows, args.gate.cols, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         silu_mul_row(args.gate.Row<float>(row), args.up.Row<float>(row), args.out.Row<float>(row),
                      args.gate.cols);

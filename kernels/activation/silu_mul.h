@@ -11,6 +11,8 @@ struct SiluMulArgs {
   ConstMatrixView gate;  // [tokens, width]
   ConstMatrixView up;    // [tokens, width]
   MatrixView out;        // [tokens, width]; may be gate or up
+  // Device: how many rows count, where the host does not know; the others are left alone.
+  const int32_t* num_rows = nullptr;
 };
 
 absl::Status ValidateSiluMul(const SiluMulArgs& args);

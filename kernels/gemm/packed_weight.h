@@ -38,6 +38,19 @@ struct PackedWeight {
   int64_t k_offset = 0;
 };
 
+// Weights of one shape and type, packed one behind the other: experts of a layer, heads.
+struct PackedWeightStack {
+  PackedWeight first;
+  int64_t stride_bytes = 0;  // a multiple of 64, at least the bytes of one
+  int64_t count = 0;
+
+  PackedWeight at(int64_t i) const {
+    PackedWeight weight = first;
+    weight.data = static_cast<const std::byte*>(first.data) + i * stride_bytes;
+    return weight;
+  }
+};
+
 // Bytes of device memory for W; InvalidArgument for a dtype that cannot be packed.
 using PackedWeightBytesFn = absl::StatusOr<int64_t> (*)(DType dtype, int64_t n, int64_t k,
                                                         int64_t k_offset);

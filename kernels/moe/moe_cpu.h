@@ -1,11 +1,14 @@
 // The mixture-of-experts ops of the CPU.
 #pragma once
 
+#include "kernels/moe/expert_combine.h"
+#include "kernels/moe/expert_dispatch.h"
 #include "kernels/moe/router.h"
 
 namespace heddle {
 
-// See RouterFn; streams must be CpuStreams.
+absl::Status ExpertCombineCpu(const ExpertCombineArgs& args, Stream& stream);
+absl::Status ExpertDispatchCpu(const ExpertDispatchArgs& args, Stream& stream);
 absl::Status RouterCpu(const RouterArgs& args, Stream& stream);
 
 }  // namespace heddle

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/cpu_device.h"
+#include "tests/kernels/exact_router.h"
 
 namespace heddle {
 namespace {
@@ -28,18 +29,7 @@ struct Routing {
   std::vector<float> weights;  // [tokens, top_k]
 };
 
-struct Rules {
-  int64_t experts = 0;
-  int64_t top_k = 1;
-  RouterScore score = RouterScore::kSoftmax;
-  int64_t num_groups = 1;
-  int64_t num_top_groups = 1;
-  GroupScore group_score = GroupScore::kMax;
-  bool normalise = false;
-  float factor = 1.0f;
-};
-
-RouterArgs ArgsOf(const Rules& rules, const std::vector<float>& logits, const float* bias,
+RouterArgs ArgsOf(const RouterRules& rules, const std::vector<float>& logits, const float* bias,
                   Routing& routing) {
   const auto tokens = static_cast<int64_t>(logits.size()) / rules.experts;
   routing.ids.assign(tokens * rules.top_k, -1);
@@ -52,12 +42,12 @@ RouterArgs ArgsOf(const Rules& rules, const std::vector<float>& logits, const fl
           .group_score = rules.group_score,
           .top_k = rules.top_k,
           .normalise_weights = rules.normalise,
-          .scaling_factor = rules.factor,
+          .scaling_factor = static_cast<float>(rules.factor),
           .expert_ids = routing.ids.data(),
           .expert_weights = routing.weights.data()};
 }
 
-Routing Route(const Rules& rules, const std::vector<float>& logits,
+Routing Route(const RouterRules& rules, const std::vector<float>& logits,
               const std::vector<float>& bias = {}, int num_threads = 1) {
   CpuDevice device(num_threads);
   Routing routing;
@@ -68,73 +58,8 @@ Routing Route(const Rules& rules, const std::vector<float>& logits,
   return routing;
 }
 
-// Indexes of the `count` greatest values, best first, and how far the next one is behind.
-struct Top {
-  std::vector<int64_t> ids;
-  double margin = std::numeric_limits<double>::infinity();
-};
-
-Top TopOf(const std::vector<double>& values, int64_t count) {
-  std::vector<int64_t> order(values.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return values[a] > values[b]; });
-  Top top;
-  top.ids.assign(order.begin(), order.begin() + count);
-  for (int64_t i = 0; i < count && i + 1 < static_cast<int64_t>(order.size()); ++i) {
-    top.margin = std::min(top.margin, values[order[i]] - values[order[i + 1]]);
-  }
-  return top;
-}
-
-struct ExactRow {
-  std::vector<int64_t> ids;
-  std::vector<double> weights;
-  double margin = 0;  // of all choices
-};
-
-ExactRow RouteExactly(const Rules& rules, const float* logits, const std::vector<float>& bias) {
-  std::vector<double> scores(rules.experts), biased(rules.experts);
-  double sum = 0;
-  for (int64_t e = 0; e < rules.experts; ++e) {
-    const double x = logits[e];
-    scores[e] = rules.score == RouterScore::kSoftmax ? std::exp(x) : 1 / (1 + std::exp(-x));
-    sum += scores[e];
-  }
-  if (rules.score == RouterScore::kSoftmax) {
-    for (double& score : scores) score /= sum;
-  }
-  for (int64_t e = 0; e < rules.experts; ++e) biased[e] = scores[e] + (bias.empty() ? 0 : bias[e]);
-
-  const int64_t size = rules.experts / rules.num_groups;
-  std::vector<double> group_scores(rules.num_groups);
-  for (int64_t group = 0; group < rules.num_groups; ++group) {
-    const std::vector<double> members(biased.begin() + group * size,
-                                      biased.begin() + (group + 1) * size);
-    const int64_t count = rules.group_score == GroupScore::kMax || size == 1 ? 1 : 2;
-    for (const int64_t e : TopOf(members, count).ids) group_scores[group] += members[e];
-  }
-  const Top groups = TopOf(group_scores, rules.num_top_groups);
-  std::vector<double> masked(rules.experts, -std::numeric_limits<double>::infinity());
-  for (const int64_t group : groups.ids) {
-    std::copy_n(biased.begin() + group * size, size, masked.begin() + group * size);
-  }
-  const Top experts = TopOf(masked, rules.top_k);
-
-  ExactRow row;
-  row.ids = experts.ids;
-  row.margin = experts.margin;
-  if (rules.num_top_groups < rules.num_groups) row.margin = std::min(row.margin, groups.margin);
-  double chosen = 0;
-  for (const int64_t e : row.ids) chosen += scores[e];
-  for (const int64_t e : row.ids) {
-    row.weights.push_back(scores[e] / (rules.normalise ? chosen + 1e-20 : 1.0) * rules.factor);
-  }
-  return row;
-}
-
-const std::vector<Rules>& AllRules() {
-  static const auto* const kRules = new std::vector<Rules>{
+const std::vector<RouterRules>& AllRules() {
+  static const auto* const kRules = new std::vector<RouterRules>{
       {.experts = 1, .normalise = true},
       {.experts = 8, .top_k = 2, .normalise = true},    // Mixtral
       {.experts = 128, .top_k = 8, .normalise = true},  // Qwen3-MoE
@@ -169,7 +94,7 @@ const std::vector<Rules>& AllRules() {
   return *kRules;
 }
 
-std::string Name(const Rules& rules) {
+std::string Name(const RouterRules& rules) {
   return absl::StrCat(rules.top_k, " of ", rules.experts, ", ", rules.num_top_groups, " of ",
                       rules.num_groups, " groups");
 }
@@ -177,7 +102,7 @@ std::string Name(const Rules& rules) {
 TEST(Router, AgreesWithDoublePrecision) {
   std::mt19937 random(1);
   constexpr int64_t kTokens = 70;
-  for (const Rules& rules : AllRules()) {
+  for (const RouterRules& rules : AllRules()) {
     for (const bool biased : {false, true}) {
       SCOPED_TRACE(absl::StrCat(Name(rules), biased ? ", biased" : ""));
       const std::vector<float> logits = RandomFloats(kTokens * rules.experts, random, 2.0f);
@@ -186,7 +111,7 @@ TEST(Router, AgreesWithDoublePrecision) {
       const Routing routing = Route(rules, logits, bias, 2);
       int64_t compared = 0;
       for (int64_t token = 0; token < kTokens; ++token) {
-        const ExactRow exact = RouteExactly(rules, &logits[token * rules.experts], bias);
+        const ExactRouting exact = RouteExactly(rules, &logits[token * rules.experts], bias);
         if (exact.margin < 1e-6) continue;  // rounding may decide
         ++compared;
         for (int64_t j = 0; j < rules.top_k; ++j) {
@@ -217,22 +142,22 @@ TEST(Router, TiesGoToTheLowestId) {
 
 // Zero in the place of minus infinity would let experts of other groups in before negative ones.
 TEST(Router, ExpertsOfOtherGroupsAreNotChosenHoweverLowTheChosenGroupsFall) {
-  const Rules rules = {.experts = 6,
-                       .top_k = 3,
-                       .score = RouterScore::kSigmoid,
-                       .num_groups = 2,
-                       .num_top_groups = 1};
+  const RouterRules rules = {.experts = 6,
+                             .top_k = 3,
+                             .score = RouterScore::kSigmoid,
+                             .num_groups = 2,
+                             .num_top_groups = 1};
   const std::vector<float> logits = {0, 0, 0, 0, 0, 0};  // scores of 0.5
   EXPECT_THAT(Route(rules, logits, {-2, -2, -2, -1, -9, -8}).ids, ElementsAre(3, 5, 4));
 }
 
 TEST(Router, GroupsAreChosenByTheirBestOrTheirTwoBest) {
   const std::vector<float> logits = {3, -9, -9, 2, 2, -9};
-  Rules rules = {.experts = 6,
-                 .top_k = 2,
-                 .score = RouterScore::kSigmoid,
-                 .num_groups = 2,
-                 .num_top_groups = 1};
+  RouterRules rules = {.experts = 6,
+                       .top_k = 2,
+                       .score = RouterScore::kSigmoid,
+                       .num_groups = 2,
+                       .num_top_groups = 1};
   EXPECT_THAT(Route(rules, logits).ids, ElementsAre(0, 1));
   rules.group_score = GroupScore::kTopTwoSum;
   EXPECT_THAT(Route(rules, logits).ids, ElementsAre(3, 4));
@@ -242,14 +167,14 @@ TEST(Router, GroupsAreChosenByTheirBestOrTheirTwoBest) {
 TEST(Router, ABiasSelectsOnly) {
   std::mt19937 random(2);
   for (const RouterScore score : {RouterScore::kSoftmax, RouterScore::kSigmoid}) {
-    const Rules rules = {.experts = 32,
-                         .top_k = 4,
-                         .score = score,
-                         .num_groups = 4,
-                         .num_top_groups = 2,
-                         .group_score = GroupScore::kTopTwoSum,
-                         .normalise = true,
-                         .factor = 2.5f};
+    const RouterRules rules = {.experts = 32,
+                               .top_k = 4,
+                               .score = score,
+                               .num_groups = 4,
+                               .num_top_groups = 2,
+                               .group_score = GroupScore::kTopTwoSum,
+                               .normalise = true,
+                               .factor = 2.5f};
     const std::vector<float> logits = RandomFloats(20 * rules.experts, random, 2.0f);
     std::vector<float> bias = RandomFloats(rules.experts, random, 0.3f);
     const Routing before = Route(rules, logits, bias);
@@ -268,7 +193,7 @@ TEST(Router, ABiasSelectsOnly) {
     for (size_t token = 0; token < 20; ++token) {
       const std::vector<int32_t> ids(&forced.ids[token * 4], &forced.ids[token * 4] + 4);
       EXPECT_THAT(ids, testing::UnorderedElementsAre(9, 11, 17, 20));
-      const ExactRow exact = RouteExactly(rules, &logits[token * rules.experts], bias);
+      const ExactRouting exact = RouteExactly(rules, &logits[token * rules.experts], bias);
       for (int64_t j = 0; j < 4; ++j) {
         double expected = 0;
         for (int64_t i = 0; i < 4; ++i) {
@@ -282,7 +207,7 @@ TEST(Router, ABiasSelectsOnly) {
 
 TEST(Router, WeightsAreLinearInTheScalingFactor) {
   std::mt19937 random(3);
-  for (Rules rules : AllRules()) {
+  for (RouterRules rules : AllRules()) {
     SCOPED_TRACE(Name(rules));
     const std::vector<float> logits = RandomFloats(9 * rules.experts, random, 2.0f);
     rules.factor = 1.0f;
@@ -298,7 +223,7 @@ TEST(Router, WeightsAreLinearInTheScalingFactor) {
 
 TEST(Router, NormalisedWeightsSumToTheFactor) {
   std::mt19937 random(4);
-  for (Rules rules : AllRules()) {
+  for (RouterRules rules : AllRules()) {
     SCOPED_TRACE(Name(rules));
     rules.normalise = true;
     const std::vector<float> logits = RandomFloats(9 * rules.experts, random, 2.0f);
@@ -316,7 +241,7 @@ TEST(Router, NormalisedWeightsSumToTheFactor) {
 
 TEST(Router, ABadRowFailsAlone) {
   std::mt19937 random(5);
-  for (const Rules& rules : AllRules()) {
+  for (const RouterRules& rules : AllRules()) {
     std::vector<float> logits = RandomFloats(3 * rules.experts, random);
     const Routing clean = Route(rules, logits);
     for (const float bad : {kNan, std::numeric_limits<float>::infinity()}) {
@@ -345,7 +270,7 @@ TEST(Router, ABadRowFailsAlone) {
 
 TEST(Router, ARowsBitsDependOnNeitherBatchNorThreads) {
   std::mt19937 random(6);
-  for (const Rules& rules : AllRules()) {
+  for (const RouterRules& rules : AllRules()) {
     SCOPED_TRACE(Name(rules));
     const int64_t tokens = 200, k = rules.top_k;
     const std::vector<float> logits = RandomFloats(tokens * rules.experts, random);
@@ -374,7 +299,7 @@ TEST(Router, ReadsItsInputsWhenTheStreamRuns) {
 TEST(Router, RefusesArgumentsByName) {
   CpuDevice device;
   const std::vector<float> logits(12);
-  const auto error = [&](const Rules& rules, auto spoil) {
+  const auto error = [&](const RouterRules& rules, auto spoil) {
     Routing routing;
     RouterArgs args = ArgsOf(rules, logits, nullptr, routing);
     spoil(args);

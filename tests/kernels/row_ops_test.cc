@@ -143,6 +143,29 @@ TEST(SiluMul, MatchesDoublePrecision) {
   });
 }
 
+TEST(SiluMul, LeavesRowsThatDoNotCountAlone) {
+  CpuDevice device;
+  std::mt19937 random(7);
+  TestMatrix gate(device, 3, 5, 0, random), up(device, 3, 5, 0, random);
+  TestMatrix out(device, 3, 5, 0, random);
+  int32_t num_rows = 0;
+  const SiluMulArgs args{gate.view(), up.view(), out.view(), &num_rows};
+  for (const int32_t count : {0, 2}) {
+    num_rows = count;
+    ASSERT_TRUE(device.kernels().silu_mul(args, device.stream()).ok());
+    device.Synchronize();
+    for (int64_t row = 0; row < 3; ++row) {
+      EXPECT_EQ(out.At(row, 0) != out.Before(row, 0), row < count) << row << " of " << count;
+    }
+  }
+  for (const int32_t bad : {-1, 4}) {
+    num_rows = bad;
+    ASSERT_TRUE(device.kernels().silu_mul(args, device.stream()).ok());
+    EXPECT_THAT(device.stream().Synchronize().message(),
+                HasSubstr(absl::StrCat("silu_mul: ", bad, " rows of 3")));
+  }
+}
+
 // Every finite gate gives a finite result near the exact one; what is not a number stays so.
 TEST(SiluMul, CoversTheWholeRange) {
   CpuDevice device;

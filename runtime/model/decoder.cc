@@ -1,5 +1,6 @@
 #include "runtime/model/decoder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -38,8 +39,12 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelSpec& spec,
   ASSIGN_OR_RETURN(GqaAttentionBlock attention,
                    GqaAttentionBlock::Create(spec, held, limits, options.max_model_len,
                                              options.pool, options.precision, backend));
+  int64_t max_columns = 0;
+  for (const Range& columns : held.ffn_columns) {
+    max_columns = std::max(max_columns, columns.size());
+  }
   ASSIGN_OR_RETURN(DenseFfnBlock ffn,
-                   DenseFfnBlock::Create(held, limits, options.precision, backend));
+                   DenseFfnBlock::Create(max_columns, limits, options.precision, backend));
   std::unique_ptr<Decoder> decoder =
       absl::WrapUnique(new Decoder(spec, held, weights, std::move(options), std::move(attention),
                                    std::move(ffn), backend, communicator));
@@ -90,7 +95,7 @@ absl::Status Decoder::RunLayer(int64_t layer, const StepInputs& inputs, const St
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
 
   RETURN_IF_ERROR(Norm(hidden, weights.ffn_norm, normed, stream));
-  RETURN_IF_ERROR(ffn_.Forward(weights, normed, partial, stream));
+  RETURN_IF_ERROR(ffn_.Forward(weights.ffn, normed, partial, stream));
   RETURN_IF_ERROR(SumOverRanks(partial, stream));
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
   if (options_.tap) RETURN_IF_ERROR(options_.tap(absl::StrCat("layers.", layer, ".out"), hidden));

@@ -1,20 +1,13 @@
 #include "runtime/model/dense_ffn.h"
 
-#include <algorithm>
-
 #include "kernels/base/status_macros.h"
 #include "kernels/kernel_table.h"
 
 namespace heddle {
 
-absl::StatusOr<DenseFfnBlock> DenseFfnBlock::Create(const RankLayout& layout,
-                                                    const StepLimits& limits,
+absl::StatusOr<DenseFfnBlock> DenseFfnBlock::Create(int64_t max_columns, const StepLimits& limits,
                                                     ActivationPrecision precision,
                                                     Backend& backend) {
-  int64_t max_columns = 0;
-  for (const Range& columns : layout.ffn_columns) {
-    max_columns = std::max(max_columns, columns.size());
-  }
   const size_t bytes = static_cast<size_t>(limits.max_tokens * max_columns) * sizeof(float);
   DenseFfnBlock block(precision, backend);
   ASSIGN_OR_RETURN(block.gate_, backend.Allocate(bytes));
@@ -22,8 +15,8 @@ absl::StatusOr<DenseFfnBlock> DenseFfnBlock::Create(const RankLayout& layout,
   return block;
 }
 
-absl::Status DenseFfnBlock::Forward(const LayerWeights& weights, ConstMatrixView x, MatrixView out,
-                                    Stream& stream) {
+absl::Status DenseFfnBlock::Forward(const DenseFfnWeights& weights, ConstMatrixView x,
+                                    MatrixView out, Stream& stream) {
   const int64_t columns = weights.down.weight.k;
   const MatrixView gate = FloatMatrix(gate_.as<float>(), x.rows, columns);
   const MatrixView up = FloatMatrix(up_.as<float>(), x.rows, columns);

@@ -12,19 +12,19 @@
 #include "runtime/model/activation.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
-#include "runtime/shard_layout.h"
 
 namespace heddle {
 
 // Owned by the decoder, used for each of its layers in turn.
 class DenseFfnBlock {
  public:
-  static absl::StatusOr<DenseFfnBlock> Create(const RankLayout& layout, const StepLimits& limits,
+  // `max_columns` is the most that any layer holds here.
+  static absl::StatusOr<DenseFfnBlock> Create(int64_t max_columns, const StepLimits& limits,
                                               ActivationPrecision precision, Backend& backend);
 
   // x [tokens, hidden] is normed. `out` [tokens, hidden] receives this rank's summand: zeros, or a
   // bias, from a rank without columns.
-  absl::Status Forward(const LayerWeights& weights, ConstMatrixView x, MatrixView out,
+  absl::Status Forward(const DenseFfnWeights& weights, ConstMatrixView x, MatrixView out,
                        Stream& stream);
 
  private:

@@ -66,13 +66,14 @@ class Loader {
     }
 
     RETURN_IF_ERROR(Vector(name("post_attention_layernorm.weight"), hidden, layer.ffn_norm));
-    RETURN_IF_ERROR(Matrix(name("mlp.gate_proj.weight"), columns, hidden, layer.gate.weight));
-    RETURN_IF_ERROR(Matrix(name("mlp.up_proj.weight"), columns, hidden, layer.up.weight));
-    RETURN_IF_ERROR(Matrix(name("mlp.down_proj.weight"), hidden, columns, layer.down.weight));
+    RETURN_IF_ERROR(Matrix(name("mlp.gate_proj.weight"), columns, hidden, layer.ffn.gate.weight));
+    RETURN_IF_ERROR(Matrix(name("mlp.up_proj.weight"), columns, hidden, layer.ffn.up.weight));
+    RETURN_IF_ERROR(Matrix(name("mlp.down_proj.weight"), hidden, columns, layer.ffn.down.weight));
     if (spec_.mlp_bias) {
-      RETURN_IF_ERROR(Vector(name("mlp.gate_proj.bias"), columns, layer.gate.bias));
-      RETURN_IF_ERROR(Vector(name("mlp.up_proj.bias"), columns, layer.up.bias));
-      if (adds_biases) RETURN_IF_ERROR(Vector(name("mlp.down_proj.bias"), hidden, layer.down.bias));
+      RETURN_IF_ERROR(Vector(name("mlp.gate_proj.bias"), columns, layer.ffn.gate.bias));
+      RETURN_IF_ERROR(Vector(name("mlp.up_proj.bias"), columns, layer.ffn.up.bias));
+      if (adds_biases)
+        RETURN_IF_ERROR(Vector(name("mlp.down_proj.bias"), hidden, layer.ffn.down.bias));
     }
     return absl::OkStatus();
   }

@@ -22,8 +22,28 @@ struct Projection {
   const float* bias = nullptr;  // [out], or null
 };
 
-// Pointers into ModelWeights::buffers. Rows and columns are the rank's own shares. `o` and `down`
-// give partial sums over the ranks; their biases are on rank 0 alone, so that they are added once.
+// A gated feed-forward block.
+struct DenseFfnWeights {
+  Projection gate;  // [columns, hidden]
+  Projection up;    // [columns, hidden]
+  Projection down;  // [hidden, columns]
+};
+
+// A mixture of experts: columns of every expert, or whole experts. The stacks name the shape of an
+// expert even where none is held.
+struct MoeWeights {
+  PackedWeight router;                     // [total experts, hidden], on every rank
+  const float* correction_bias = nullptr;  // [total experts], or null
+  Range experts;                           // global ids of those held
+  PackedWeightStack gate;                  // [experts] of [columns, hidden]
+  PackedWeightStack up;                    // [experts] of [columns, hidden]
+  PackedWeightStack down;                  // [experts] of [hidden, columns]
+  DenseFfnWeights shared;                  // of all shared experts together, if there are any
+};
+
+// Pointers into ModelWeights::buffers. Rows and columns are the rank's own shares. `o` and
+// `ffn.down` give partial sums over the ranks; their biases are on rank 0 alone, so that they are
+// added once.
 struct LayerWeights {
   const float* attention_norm = nullptr;  // [hidden]
   Projection q;                           // [query_heads * head_dim, hidden]
@@ -33,9 +53,7 @@ struct LayerWeights {
   const float* k_norm = nullptr;          // [head_dim], or null
   Projection o;                           // [hidden, query_heads * head_dim]
   const float* ffn_norm = nullptr;        // [hidden]
-  Projection gate;                        // [ffn_columns, hidden]
-  Projection up;                          // [ffn_columns, hidden]
-  Projection down;                        // [hidden, ffn_columns]
+  DenseFfnWeights ffn;                    // [ffn_columns]
 };
 
 // Owned by the rank's worker; must not outlive the backend. Immutable once loaded.

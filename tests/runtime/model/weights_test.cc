@@ -144,9 +144,9 @@ TEST(LoadWeights, BiasesOfPartialSumsAreOnOneRank) {
     ASSERT_TRUE(weights.ok()) << weights.status();
     for (const LayerWeights& layer : weights->layers) {
       EXPECT_EQ(layer.o.bias != nullptr, rank == 0);
-      EXPECT_EQ(layer.down.bias != nullptr, rank == 0);
+      EXPECT_EQ(layer.ffn.down.bias != nullptr, rank == 0);
       EXPECT_NE(layer.q.bias, nullptr);
-      EXPECT_NE(layer.gate.bias, nullptr);
+      EXPECT_NE(layer.ffn.gate.bias, nullptr);
     }
   }
 }
@@ -159,13 +159,13 @@ TEST(LoadWeights, RanksWithoutHeadsHoldNoneOfTheirWeights) {
   EXPECT_EQ(weights->layers[0].k.weight.n, 0);
   EXPECT_EQ(weights->layers[0].o.weight.k, 0);
   EXPECT_EQ(weights->layers[0].o.weight.n, 32);
-  EXPECT_GT(weights->layers[0].gate.weight.n, 0);
+  EXPECT_GT(weights->layers[0].ffn.gate.weight.n, 0);
 }
 
 TEST(LoadWeights, KeepsTheFilesTypeUnlessAsked) {
   Model model = Open("gqa-odd");
-  EXPECT_EQ(model.Load(1, 0)->layers[0].up.weight.dtype, DType::kBFloat16);
-  EXPECT_EQ(model.Load(1, 0, {.dtype = DType::kFloat32})->layers[0].up.weight.dtype,
+  EXPECT_EQ(model.Load(1, 0)->layers[0].ffn.up.weight.dtype, DType::kBFloat16);
+  EXPECT_EQ(model.Load(1, 0, {.dtype = DType::kFloat32})->layers[0].ffn.up.weight.dtype,
             DType::kFloat32);
 }
 

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "tests/support/golden.h"
 
@@ -44,8 +46,29 @@ void ExpectConsistent(const GoldenModel& model) {
   }
 }
 
+// Rounding must not choose other experts than transformers did: margins far above it.
+constexpr float kLeastRouterMargin = 1e-4f;
+constexpr float kClearRouterMargin = 1e-3f;
+
+void ExpectClearlyRouted(const GoldenModel& model) {
+  int64_t num_clear = 0;
+  int64_t num_positions = 0;
+  for (const GoldenPrompt& prompt : model.prompts) {
+    SCOPED_TRACE(model.path + " " + prompt.id);
+    ASSERT_THAT(prompt.router_margins, SizeIs(prompt.token_ids.size()));
+    EXPECT_EQ(prompt.greedy.front().router_margin, prompt.router_margins.back());
+    std::vector<float> margins = prompt.router_margins;
+    for (const GoldenStep& step : prompt.greedy) margins.push_back(step.router_margin);
+    EXPECT_THAT(margins, Each(AllOf(Ge(kLeastRouterMargin), Le(2))));
+    num_clear += std::count_if(margins.begin(), margins.end(),
+                               [](float margin) { return margin >= kClearRouterMargin; });
+    num_positions += static_cast<int64_t>(margins.size());
+  }
+  EXPECT_GE(num_clear * 100, num_positions * 95) << model.path;
+}
+
 TEST(GoldenFixturesTest, ModelsAreConsistent) {
-  EXPECT_THAT(GoldenModelNames(),
+  EXPECT_THAT(GoldenLlamaModelNames(),
               IsSupersetOf({"gqa-a", "gqa-odd", "hd", "llama-biases", "mha", "mistral-window",
                             "mqa", "mqa-two-shards", "qw2", "qw2-window", "qwen3", "rope-dynamic",
                             "rope-linear", "rope-llama3", "rope-yarn", "tied"}));
@@ -54,6 +77,29 @@ TEST(GoldenFixturesTest, ModelsAreConsistent) {
     ASSERT_TRUE(model.ok()) << model.status();
     ExpectConsistent(*model);
   }
+}
+
+TEST(GoldenFixturesTest, MlaAndMoeModelsAreConsistent) {
+  std::vector<std::string> names = GoldenModelNames();
+  EXPECT_THAT(names, IsSupersetOf({"kimi-k2", "mixtral", "mla-dense", "mla-lite",
+                                   "mla-lite-rope-parameters", "mla-v3", "mla-v3-fp8",
+                                   "mla-v3-fp8-oblong", "qwen3-moe", "qwen3-moe-sparse-step"}));
+  for (int i = 0; i < 10; ++i) EXPECT_THAT(names, Contains("mla-random-" + std::to_string(i)));
+  for (const std::string& name : GoldenLlamaModelNames()) std::erase(names, name);
+  for (const std::string& name : names) {
+    const auto model = LoadGoldenModel(name);
+    ASSERT_TRUE(model.ok()) << model.status();
+    ExpectConsistent(*model);
+    if (name != "mla-dense") ExpectClearlyRouted(*model);
+  }
+}
+
+// Fault class B7: one model, two spellings of its rotary parameters.
+TEST(GoldenFixturesTest, BothSpellingsOfRopeParametersAreTheSameModel) {
+  const auto older = LoadGoldenModel("mla-lite");
+  const auto newer = LoadGoldenModel("mla-lite-rope-parameters");
+  ASSERT_TRUE(older.ok() && newer.ok());
+  EXPECT_EQ(older->logits, newer->logits);
 }
 
 TEST(GoldenFixturesTest, GgufFilesAreConsistent) {
@@ -113,6 +159,22 @@ TEST(GoldenFixturesTest, AnUnknownModelIsNamed) {
   const auto model = LoadGoldenModel("no-such-model");
   ASSERT_FALSE(model.ok());
   EXPECT_THAT(std::string(model.status().message()), ::testing::HasSubstr("no-such-model"));
+}
+
+TEST(NumClearlyRoutedTest, EndsAtTheFirstUnclearPosition) {
+  GoldenPrompt prompt;
+  prompt.token_ids = {5, 6, 7};
+  prompt.greedy.resize(4);
+  EXPECT_EQ(NumClearlyRouted(prompt, 0.1f), 6);  // no experts
+  prompt.router_margins = {0.3f, 0.2f, 0.5f};
+  prompt.greedy[0].router_margin = 0.5f;
+  prompt.greedy[1].router_margin = 0.2f;
+  prompt.greedy[2].router_margin = 0.05f;
+  prompt.greedy[3].router_margin = 0.9f;
+  EXPECT_EQ(NumClearlyRouted(prompt, 0.01f), 6);
+  EXPECT_EQ(NumClearlyRouted(prompt, 0.1f), 4);
+  EXPECT_EQ(NumClearlyRouted(prompt, 0.25f), 1);
+  EXPECT_EQ(NumClearlyRouted(prompt, 0.4f), 0);
 }
 
 TEST(LogitsDifferenceTest, IsAShareOfTheRange) {

@@ -306,8 +306,12 @@ def write_expectations(
     prompts_of: str,
     lengths: list,
     max_model_len: int,
+    router_margins_of=None,
 ) -> dict:
-    """Writes what `model` says of the prompts named `prompts_of`; returns figures for the log."""
+    """Writes what `model` says of the prompts named `prompts_of`; returns figures for the log.
+
+    `router_margins_of` gives the margin of each position of a list of tokens, for models with experts.
+    """
     vocab_size = model.config.vocab_size
     rows, prompts, gaps, noise = [], [], [], 0.0
     exact = torch.nn.Module.double(model)  # the model's own refuses what came from GGUF
@@ -332,6 +336,10 @@ def write_expectations(
                 "greedy_top2_gaps": [round(g, 5) for g in greedy_gaps],
             }
         )
+        if router_margins_of is not None:
+            margins = [round(m, 5) for m in router_margins_of((token_ids + greedy)[:-1])]
+            prompts[-1]["router_margins"] = margins[: len(token_ids)]
+            prompts[-1]["greedy_router_margins"] = margins[len(token_ids) - 1 :]
         rows.append(logits)
         gaps += greedy_gaps
     logits = torch.cat(rows)

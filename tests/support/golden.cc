@@ -40,7 +40,11 @@ std::vector<GoldenStep> ParseGreedy(const Json& json) {
   std::vector<GoldenStep> steps;
   const Json& ids = json.at("greedy_token_ids");
   const Json& gaps = json.at("greedy_top2_gaps");
-  for (size_t i = 0; i < ids.size(); ++i) steps.push_back({ids.at(i), gaps.at(i)});
+  const auto margins = json.find("greedy_router_margins");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    steps.push_back({.token_id = ids.at(i), .top2_gap = gaps.at(i)});
+    if (margins != json.end()) steps.back().router_margin = margins->at(i);
+  }
   return steps;
 }
 
@@ -49,6 +53,7 @@ GoldenPrompt ParsePrompt(const Json& json, const GoldenModel& model) {
   prompt.id = json.at("id");
   prompt.token_ids = json.at("token_ids").get<std::vector<int32_t>>();
   prompt.greedy = ParseGreedy(json);
+  prompt.router_margins = json.value("router_margins", std::vector<float>());
   const size_t first = json.at("logits_row").get<size_t>() * model.vocab_size;
   prompt.logits =
       std::span(model.logits).subspan(first, prompt.token_ids.size() * model.vocab_size);
@@ -99,6 +104,30 @@ absl::StatusOr<GoldenModel> LoadGoldenGguf(absl::string_view name) {
 
 std::vector<std::string> GoldenModelNames() { return NamesIn("models", "/expect.json"); }
 std::vector<std::string> GoldenGgufNames() { return NamesIn("gguf", ".gguf"); }
+
+std::vector<std::string> GoldenLlamaModelNames() {
+  std::vector<std::string> names = GoldenModelNames();
+  std::erase_if(names, [](const std::string& name) {
+    const absl::StatusOr<Json> config = ReadJson(kGoldenDir / "models" / name / "config.json");
+    return config.ok() &&
+           (config->contains("kv_lora_rank") || config->contains("num_experts_per_tok"));
+  });
+  return names;
+}
+
+int64_t NumClearlyRouted(const GoldenPrompt& prompt, float margin) {
+  int64_t count = 0;
+  for (const float actual : prompt.router_margins) {
+    if (actual < margin) return count;
+    ++count;
+  }
+  if (prompt.router_margins.empty()) count = static_cast<int64_t>(prompt.token_ids.size());
+  // The first step is the last position of the prompt again.
+  for (size_t step = 1; step < prompt.greedy.size(); ++step, ++count) {
+    if (prompt.greedy[step].router_margin < margin) return count;
+  }
+  return count;
+}
 
 absl::StatusOr<GoldenSmolLm2> LoadGoldenSmolLm2() {
   ASSIGN_OR_RETURN(const Json json, ReadJson(kGoldenDir / "smollm2.json"));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,8 @@ namespace heddle {
 struct GoldenStep {
   int32_t token_id = 0;
   float top2_gap = 0;
+  // Of the position that chose the token; see GoldenPrompt. Infinity for models without experts.
+  float router_margin = std::numeric_limits<float>::infinity();
 };
 
 struct GoldenPrompt {
@@ -23,7 +26,17 @@ struct GoldenPrompt {
   std::vector<int32_t> token_ids;
   std::vector<GoldenStep> greedy;  // continues token_ids, teacher-forced by itself
   std::span<const float> logits;   // [token_ids.size(), vocab_size], owned by the GoldenModel
+  // [token_ids.size()] for each position the smallest gap over all layers between the score of the
+  // last expert (or group of experts) that is chosen and the first that is not. Empty for models
+  // without experts.
+  std::vector<float> router_margins;
 };
+
+// How many positions of `prompt` and its continuation, from the first on, are routed by `margin` or
+// more: those to compare. Where rounding may choose another expert, it changes what follows too.
+// Position p < token_ids.size() gives logits' row p; the last of them chooses greedy[0], the next
+// position greedy[1], and so on.
+int64_t NumClearlyRouted(const GoldenPrompt& prompt, float margin);
 
 // A model of tests/golden/models or tests/golden/gguf. Move-only: the prompts point into `logits`.
 struct GoldenModel {
@@ -44,6 +57,8 @@ struct GoldenModel {
 absl::StatusOr<GoldenModel> LoadGoldenModel(absl::string_view name);
 absl::StatusOr<GoldenModel> LoadGoldenGguf(absl::string_view name);
 std::vector<std::string> GoldenModelNames();
+// Those with neither latent attention nor experts.
+std::vector<std::string> GoldenLlamaModelNames();
 std::vector<std::string> GoldenGgufNames();
 
 // A text of tests/golden/smollm2.json: what the real model makes of it, weights de-quantised.

@@ -51,7 +51,7 @@ GoldenModel Golden(absl::string_view name) {
 }
 
 class EveryModel : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Golden, EveryModel, testing::ValuesIn(GoldenModelNames()),
+INSTANTIATE_TEST_SUITE_P(Golden, EveryModel, testing::ValuesIn(GoldenLlamaModelNames()),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');

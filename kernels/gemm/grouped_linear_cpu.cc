@@ -25,6 +25,12 @@ struct Block {
   int64_t packed_row;  // where its packed activations begin
 };
 
+struct PackTask {
+  int64_t first_entry;
+  int rows;
+  int64_t packed_row;
+};
+
 absl::Status CheckEntries(const GroupedLinearArgs& args) {
   const int64_t experts = args.weights.count;
   for (int64_t e = 0; e <= experts; ++e) {
@@ -49,59 +55,73 @@ absl::Status CheckEntries(const GroupedLinearArgs& args) {
 class GroupedProduct {
  public:
   GroupedProduct(const GroupedLinearArgs& args, CpuThreadPool& pool)
-      : args_(args), product_(args.weights.first, args.precision), pool_(pool) {}
+      : args_(args),
+        product_(args.weights.first, args.precision),
+        pool_(pool),
+        max_rows_(kMaxPackedBytes / std::max<int64_t>(1, product_.bytes_per_row())),
+        single_rows_(args.x.rows, -1) {}
 
   void Run() {
     if (args_.weights.first.n == 0) return;
-    const int64_t max_rows = kMaxPackedBytes / std::max<int64_t>(1, product_.bytes_per_row());
     for (int64_t expert = 0; expert < args_.weights.count; ++expert) {
       const int64_t first = args_.expert_starts[expert];
       // Blocks of equal size, so that the last is no remainder.
       const RowTiles blocks(args_.expert_starts[expert + 1] - first, kBlockRows);
       for (int64_t i = 0; i < blocks.count; ++i) {
-        const int rows = blocks.Rows(i);
-        if (num_rows_ > 0 && num_rows_ + rows > max_rows) Flush();
-        blocks_.push_back({expert, first + blocks.First(i), product_.Tiles(rows), num_rows_});
-        num_rows_ += rows;
+        Add(expert, first + blocks.First(i), blocks.Rows(i));
       }
     }
     Flush();
   }
 
  private:
+  void Add(int64_t expert, int64_t first_entry, int rows) {
+    if (num_rows_ > 0 && num_rows_ + rows > max_rows_) Flush();
+    int64_t packed_row = num_rows_;
+    if (rows == 1) {
+      // In decoding a token meets several experts alone: it is packed for all of them at once.
+      int64_t& known = single_rows_[RowIndex(first_entry)];
+      if (known < 0) known = num_rows_;
+      packed_row = known;
+    }
+    const RowTiles tiles = product_.Tiles(rows);
+    blocks_.push_back({expert, first_entry, tiles, packed_row});
+    if (packed_row < num_rows_) return;
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t first = tiles.First(tile);
+      pack_tasks_.push_back({first_entry + first, tiles.Rows(tile), packed_row + first});
+    }
+    num_rows_ += rows;
+  }
+
   // Works off the blocks collected so far.
   void Flush() {
     packed_ = pool_.Scratch(num_rows_ * product_.bytes_per_row());
     PackBlocks();
     MultiplyBlocks();
+    for (const Block& block : blocks_) {
+      if (block.tiles.rows == 1) single_rows_[RowIndex(block.first_entry)] = -1;
+    }
     blocks_.clear();
+    pack_tasks_.clear();
     num_rows_ = 0;
   }
 
   std::byte* PackedRow(int64_t row) const { return packed_ + row * product_.bytes_per_row(); }
 
-  const float* RowOf(int64_t entry) const {
-    return RowOrNull(args_.x, args_.entry_tokens == nullptr ? entry : args_.entry_tokens[entry]);
+  // Of x.
+  int64_t RowIndex(int64_t entry) const {
+    return args_.entry_tokens == nullptr ? entry : args_.entry_tokens[entry];
   }
 
   void PackBlocks() {
-    struct Task {
-      const Block* block;
-      int64_t tile;
-    };
-    std::vector<Task> tasks;
-    for (const Block& block : blocks_) {
-      for (int64_t tile = 0; tile < block.tiles.count; ++tile) tasks.push_back({&block, tile});
-    }
-    const auto pack = [&](int64_t i) {
-      const auto& [block, tile] = tasks[i];
-      const int64_t first = block->tiles.First(tile);
+    const auto pack = [this](int64_t i) {
+      const PackTask& task = pack_tasks_[i];
       product_.PackTile(
-          block->tiles.Rows(tile),
-          [&, entry = block->first_entry + first](int r) { return RowOf(entry + r); },
-          PackedRow(block->packed_row + first));
+          task.rows, [&](int r) { return RowOrNull(args_.x, RowIndex(task.first_entry + r)); },
+          PackedRow(task.packed_row));
     };
-    const auto num_tasks = static_cast<int64_t>(tasks.size());
+    const auto num_tasks = static_cast<int64_t>(pack_tasks_.size());
     if (num_rows_ * args_.x.cols <= kSerialPacking) {
       for (int64_t i = 0; i < num_tasks; ++i) pack(i);
     } else {
@@ -142,8 +162,12 @@ class GroupedProduct {
   const GroupedLinearArgs& args_;
   const PanelProduct product_;
   CpuThreadPool& pool_;
-  std::vector<Block> blocks_;  // packed, or to be packed, at once
-  int64_t num_rows_ = 0;       // of these blocks
+  const int64_t max_rows_;  // packed at a time, if a block is not more
+  // What is collected for the next Flush.
+  std::vector<Block> blocks_;
+  std::vector<PackTask> pack_tasks_;
+  int64_t num_rows_ = 0;              // packed
+  std::vector<int64_t> single_rows_;  // [x.rows] where a row is packed as a tile of its own, or -1
   std::byte* packed_ = nullptr;
 };
 

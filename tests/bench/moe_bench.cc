@@ -1,5 +1,7 @@
-// The products of a mixture of experts of DeepSeek-V2-Lite's size, compared with `linear` on the
-// same weights: experts one behind the other are, packed, one weight of all their rows.
+// A mixture of experts of DeepSeek-V2-Lite's size. Its products are compared with `linear` on the
+// same weights: experts one behind the other are, packed, one weight of all their rows. The whole
+// block, from router to sum, is compared with the time that reading its weights takes.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -11,6 +13,7 @@
 #include "kernels/backend_registry.h"
 #include "kernels/base/logging.h"
 #include "kernels/kernel_table.h"
+#include "runtime/model/moe_ffn.h"
 #include "tests/bench/machine.h"
 
 namespace heddle {
@@ -18,33 +21,46 @@ namespace {
 
 constexpr int kRepetitions = 9;
 constexpr int64_t kExperts = 64, kTopK = 6;
-constexpr int64_t kHidden = 2048, kColumns = 1408;
+constexpr int64_t kHidden = 2048, kColumns = 1408, kSharedColumns = 2 * kColumns;
 
-class MoeBench {
+// Weights [n, k] with the same arbitrary values, `count` of them one behind the other.
+class Weights {
  public:
-  explicit MoeBench(DType dtype)
+  Weights(Backend& backend, Stream& stream, DType dtype, int64_t n, int64_t k, int64_t count) {
+    const KernelTable& kernels = backend.kernels();
+    const int64_t row_bytes = *RowBytes(dtype, k);
+    std::vector<std::byte> rows(n * row_bytes);
+    std::mt19937 random(1);
+    // Every byte of a float stays far from NaN and from denormals.
+    for (std::byte& byte : rows) byte = static_cast<std::byte>(random() % 0x3f);
+    const int64_t bytes = *kernels.packed_weight_bytes(dtype, n, k, 0);
+    buffer_ = *backend.Allocate(count * bytes);
+    stack_ = {{buffer_.data(), dtype, n, k, 0}, bytes, count};
+    CHECK_OK(kernels.pack_weight({rows.data(), dtype, row_bytes, n, k, 0}, stack_.first, stream));
+    CHECK_OK(stream.Synchronize());
+    for (int64_t i = 1; i < count; ++i) {
+      std::memcpy(buffer_.as<std::byte>() + i * bytes, buffer_.data(), bytes);
+    }
+  }
+
+  const PackedWeightStack& stack() const { return stack_; }
+  double bytes_of_one() const { return static_cast<double>(stack_.stride_bytes); }
+
+ private:
+  DeviceBuffer buffer_;
+  PackedWeightStack stack_;
+};
+
+class ProductBench {
+ public:
+  explicit ProductBench(DType dtype)
       : dtype_(dtype),
         precision_(IsBlockQuantised(dtype) ? ActivationPrecision::kInt8
                                            : ActivationPrecision::kFloat32),
         backend_(*CreateBackend({.cpu = {.num_threads = BenchThreads()}})),
         stream_(*backend_->CreateStream()),
-        machine_(*backend_, *stream_) {
-    const KernelTable& kernels = backend_->kernels();
-    const int64_t row_bytes = *RowBytes(dtype, kHidden);
-    std::vector<std::byte> rows(kColumns * row_bytes);
-    std::mt19937 random(1);
-    // Every byte of a float stays far from NaN and from denormals.
-    for (std::byte& byte : rows) byte = static_cast<std::byte>(random() % 0x3f);
-    const int64_t bytes = *kernels.packed_weight_bytes(dtype, kColumns, kHidden, 0);
-    weights_ = *backend_->Allocate(kExperts * bytes);
-    stack_ = {{weights_.data(), dtype, kColumns, kHidden, 0}, bytes, kExperts};
-    CHECK_OK(kernels.pack_weight({rows.data(), dtype, row_bytes, kColumns, kHidden, 0},
-                                 stack_.first, *stream_));
-    CHECK_OK(stream_->Synchronize());
-    for (int64_t e = 1; e < kExperts; ++e) {
-      std::memcpy(weights_.as<std::byte>() + e * bytes, weights_.data(), bytes);
-    }
-  }
+        machine_(*backend_, *stream_),
+        weights_(*backend_, *stream_, dtype, kColumns, kHidden, kExperts) {}
 
   // One token a step, each with other experts than the last.
   void Decode(double asked) {
@@ -82,11 +98,12 @@ class MoeBench {
     const std::vector<float> x(entries * kHidden, 0.5f);
     std::vector<float> out(entries * kColumns), linear_out(linear_rows * experts * kColumns);
     const KernelTable& kernels = backend_->kernels();
+    const PackedWeightStack& stack = weights_.stack();
     machine_.Wake();
     const double ratio = Median(kRepetitions, [&] {
       double linear = 0, grouped = 0;
       for (int64_t first = 0; first + experts <= kExperts; first += experts) {
-        PackedWeight whole = stack_.at(first);
+        PackedWeight whole = stack.at(first);
         whole.n = experts * kColumns;
         linear += Seconds([&] {
           CHECK_OK(
@@ -101,7 +118,7 @@ class MoeBench {
               kernels.grouped_linear({.x = FloatMatrix(x.data(), entries, kHidden),
                                       .entry_tokens = tokens.data(),
                                       .expert_starts = starts.data(),
-                                      .weights = {stack_.at(first), stack_.stride_bytes, experts},
+                                      .weights = {stack.at(first), stack.stride_bytes, experts},
                                       .out = FloatMatrix(out.data(), entries, kColumns),
                                       .precision = precision_},
                                      *stream_));
@@ -117,17 +134,118 @@ class MoeBench {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Stream> stream_;
   Machine machine_;
-  DeviceBuffer weights_;
-  PackedWeightStack stack_;
+  Weights weights_;
+};
+
+class BlockBench {
+ public:
+  BlockBench()
+      : backend_(*CreateBackend({.cpu = {.num_threads = BenchThreads()}})),
+        stream_(*backend_->CreateStream()),
+        machine_(*backend_, *stream_),
+        gate_(*backend_, *stream_, kType, kColumns, kHidden, kExperts),
+        up_(*backend_, *stream_, kType, kColumns, kHidden, kExperts),
+        down_(*backend_, *stream_, kType, kHidden, kColumns, kExperts),
+        shared_gate_(*backend_, *stream_, kType, kSharedColumns, kHidden, 1),
+        shared_up_(*backend_, *stream_, kType, kSharedColumns, kHidden, 1),
+        shared_down_(*backend_, *stream_, kType, kHidden, kSharedColumns, 1),
+        router_(RandomRouter()) {}
+
+  // Share of the read bandwidth at one token, of whose weights each is read once.
+  void Bandwidth(double asked) {
+    const double experts = gate_.bytes_of_one() + up_.bytes_of_one() + down_.bytes_of_one();
+    const double shared =
+        shared_gate_.bytes_of_one() + shared_up_.bytes_of_one() + shared_down_.bytes_of_one();
+    machine_.Wake();
+    const double ratio = Median(kRepetitions, [&] {
+      const double bandwidth = machine_.ReadBytesPerSecond();
+      return (kTopK * experts + shared) / SecondsPerStep(1) / bandwidth;
+    });
+    PrintRatio(absl::StrCat("moe_block_", DTypeName(kType), "_batch_1_of_bandwidth"), ratio, asked);
+  }
+
+  // Share of the peak of multiply-adds.
+  void Peak(int64_t tokens, double asked) {
+    const double operations =
+        2.0 * static_cast<double>(tokens * 3 * kHidden * (kTopK * kColumns + kSharedColumns));
+    machine_.Wake();
+    const double ratio = Median(kRepetitions, [&] {
+      const double peak = machine_.FlopsPerSecond();
+      return operations / SecondsPerStep(tokens) / peak;
+    });
+    PrintRatio(absl::StrCat("moe_block_", DTypeName(kType), "_batch_", tokens, "_of_peak"), ratio,
+               asked);
+  }
+
+ private:
+  static constexpr DType kType = DType::kBFloat16;
+
+  // Of `tokens` tokens, which choose other experts in each step.
+  double SecondsPerStep(int64_t tokens) {
+    const auto shared = [](const Weights& weights) {
+      return Projection{.weight = weights.stack().first, .bias = nullptr};
+    };
+    const MoeWeights weights = {
+        .router = {router_.data(), DType::kFloat32, kExperts, kHidden, 0},
+        .experts = {0, kExperts},
+        .gate = gate_.stack(),
+        .up = up_.stack(),
+        .down = down_.stack(),
+        .shared = {shared(shared_gate_), shared(shared_up_), shared(shared_down_)}};
+    MoeSpec spec;
+    spec.num_experts = kExperts;
+    spec.num_experts_per_token = kTopK;
+    spec.expert_intermediate_size = kColumns;
+    spec.shared_intermediate_size = kSharedColumns;
+    const StepLimits limits = {.max_tokens = tokens};
+    constexpr ActivationPrecision kPrecision = ActivationPrecision::kFloat32;
+    DenseFfnBlock ffn = *DenseFfnBlock::Create(kSharedColumns, limits, kPrecision, *backend_);
+    MoeFfnBlock moe = *MoeFfnBlock::Create(spec, kHidden, kColumns, limits, kPrecision, *backend_);
+    constexpr int kSteps = 8;
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(kSteps * tokens * kHidden), out(tokens * kHidden);
+    for (float& value : x) value = normal(random);
+    machine_.Wake();
+    return Seconds([&] {
+             for (int step = 0; step < kSteps; ++step) {
+               const float* first = x.data() + step * tokens * kHidden;
+               CHECK_OK(moe.Forward(weights, ffn, FloatMatrix(first, tokens, kHidden),
+                                    FloatMatrix(out.data(), tokens, kHidden), *stream_));
+             }
+             CHECK_OK(stream_->Synchronize());
+           }) /
+           kSteps;
+  }
+
+  // Packed float32 values in any order are as random.
+  DeviceBuffer RandomRouter() {
+    DeviceBuffer buffer = *backend_->Allocate(
+        *backend_->kernels().packed_weight_bytes(DType::kFloat32, kExperts, kHidden, 0));
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal(0.0f, 0.02f);
+    std::generate_n(buffer.as<float>(), kExperts * kHidden, [&] { return normal(random); });
+    return buffer;
+  }
+
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  Machine machine_;
+  Weights gate_, up_, down_;
+  Weights shared_gate_, shared_up_, shared_down_;
+  DeviceBuffer router_;
 };
 
 void Run() {
   for (const DType dtype : {DType::kBFloat16, DType::kQ8_0, DType::kQ4_K}) {
-    MoeBench bench(dtype);
-    bench.Decode(dtype == DType::kBFloat16 ? 0.80 : 0);
-    bench.Batch(6, dtype == DType::kBFloat16 ? 0.90 : 0);
+    ProductBench bench(dtype);
+    bench.Decode(0.90);
+    bench.Batch(6, 0.90);
     bench.Uneven(0);
   }
+  BlockBench block;
+  block.Bandwidth(0.80);
+  block.Peak(64, 0.60);
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ class TestMoe {
   // The summand of a rank that holds `share`, [tokens, hidden].
   std::vector<float> Run(const Share& share, const std::vector<float>& x,
                          CpuStreamMode mode = CpuStreamMode::kImmediate,
-                         int num_threads = 2) const {
+                         int num_threads = 1) const {
     CpuDevice device(num_threads, mode);
     const MoeWeights weights = Load(share, device);
     const auto tokens = static_cast<int64_t>(x.size()) / hidden_;
@@ -344,7 +344,7 @@ TEST(MoeFfn, ATokensBitsDependOnNeitherBatchNorThreads) {
         moe.Run(moe.Whole(), {x.begin() + token * hidden, x.begin() + (token + 1) * hidden});
     EXPECT_EQ(std::memcmp(&all[token * hidden], alone.data(), hidden * sizeof(float)), 0);
   }
-  EXPECT_EQ(moe.Run(moe.Whole(), x, CpuStreamMode::kImmediate, 1), all);
+  EXPECT_EQ(moe.Run(moe.Whole(), x, CpuStreamMode::kImmediate, 3), all);
   EXPECT_EQ(moe.Run(moe.Whole(), x, CpuStreamMode::kDeferred), all);
 }
 

@@ -86,8 +86,8 @@ std::vector<int32_t> StartsOf(const std::vector<int32_t>& counts) {
   return starts;
 }
 
-// Multiplies with experts that have `counts` entries of random tokens, weights of the others being
-// guarded, and compares each row with `linear`.
+// Multiplies with experts that have `counts` entries, of random tokens or, where it is one, of the
+// first token; weights of the others are guarded. Compares each row with `linear`.
 void ExpectRowsOfLinear(const std::vector<TestWeight>& weights, const std::vector<int32_t>& counts,
                         bool gathers, ActivationPrecision precision, int num_threads,
                         std::mt19937& random) {
@@ -106,6 +106,9 @@ void ExpectRowsOfLinear(const std::vector<TestWeight>& weights, const std::vecto
   std::vector<float> out(rows * out_stride, kNan);
   std::vector<int32_t> entry_tokens(rows, -1);  // nobody reads the spare rows
   for (int64_t i = 0; i < entries; ++i) entry_tokens[i] = static_cast<int32_t>(random() % tokens);
+  for (size_t e = 0; e < counts.size(); ++e) {
+    if (counts[e] == 1) entry_tokens[starts[e]] = 0;
+  }
   const GroupedLinearArgs args = {.x = {x.data(), DType::kFloat32, tokens, k, x_stride},
                                   .entry_tokens = gathers ? entry_tokens.data() : nullptr,
                                   .expert_starts = starts.data(),

@@ -138,6 +138,11 @@ TEST(Router, TiesGoToTheLowestId) {
                   .ids,
               ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(Route({.experts = 6, .top_k = 4}, {0, 1, 0, 1, 2, 1}).ids, ElementsAre(4, 1, 3, 5));
+  // Also where the better group is not the first.
+  EXPECT_THAT(
+      Route({.experts = 6, .top_k = 2, .num_groups = 3, .num_top_groups = 2}, {1, 0, 2, 1, 0, 0})
+          .ids,
+      ElementsAre(2, 0));
 }
 
 // Zero in the place of minus infinity would let experts of other groups in before negative ones.

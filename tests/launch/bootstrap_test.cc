@@ -20,6 +20,7 @@ TEST(Launcher, AStepOfManyTasksThatSeesOneRankIsRefused) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("4 tasks"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--mpi=pmix"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("MPI: " + MpiLibraryVersion()));
   EXPECT_TRUE(CheckLauncher(launcher, 4).ok());
 }
 

@@ -71,6 +71,8 @@ TEST(RequestLine, SaysWhatIsWrong) {
   EXPECT_THAT(Refusal(R"({"prompt":"a","top_k":"5"})"),
               HasSubstr("\"top_k\": expected a whole number, found string"));
   EXPECT_THAT(Refusal(R"({"prompt":"a","top_k":1.5})"), HasSubstr("\"top_k\""));
+  EXPECT_THAT(Refusal(R"({"prompt":"a","logprobs":true})"),
+              HasSubstr("\"logprobs\": expected a whole number, found boolean"));
   EXPECT_THAT(Refusal(R"({"prompt":"a","seed":-1})"), HasSubstr("\"seed\""));
   EXPECT_THAT(Refusal(R"({"prompt":"a","max_tokens":99999999999999999999})"),
               HasSubstr("\"max_tokens\""));

@@ -1,6 +1,6 @@
 // A job of which one rank fails, for mpirun_failure_test. Each rank prints "pid N" first.
-// Arguments: what rank 1 does (see Misbehave), the progress timeout in seconds, and how many ranks
-// pretend to share a host (0: those that do).
+// Arguments: what rank 1 does (see Misbehave; or "absent": it does not join), the progress timeout
+// in seconds, and how many ranks pretend to share a host (0: those that do).
 #include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
@@ -61,6 +61,11 @@ int main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   std::printf("pid %d\n", getpid());
   std::fflush(stdout);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (argv[1] == std::string("absent") && rank == 1) {
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  }
   absl::StatusOr<heddle::World> world = heddle::JoinMpiWorld(
       {.progress_timeout_seconds = std::atof(argv[2]), .ranks_per_node = std::atoi(argv[3])});
   if (!world.ok()) {

@@ -95,6 +95,16 @@ TEST_P(MpirunFailureTest, AnExitEndsTheJob) {
   ExpectNobodyLeft(outcome);
 }
 
+TEST_P(MpirunFailureTest, ARankThatDoesNotJoinIsReportedWithTheInterfaces) {
+  const Outcome outcome = RunJob("absent", 2, GetParam());
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("has not met all other ranks within 2 s"),
+                    HasSubstr("Interfaces here: "), HasSubstr("btl_tcp_if_include=NAME")));
+  EXPECT_LT(outcome.seconds, 2 + 5 + kLaunchSeconds);
+  ExpectNobodyLeft(outcome);
+}
+
 TEST_P(MpirunFailureTest, AStoppedRankEndsTheJobAfterTheTimeout) {
   const Outcome outcome = RunJob("stop", 2, GetParam());
   EXPECT_EQ(outcome.exit_code, 1);

@@ -103,6 +103,7 @@ class Parser {
   ParsedCommandLine Parse(const std::vector<std::string>& arguments) {
     ParsedCommandLine result;
     std::vector<std::string> normal;
+    normal.reserve(arguments.size());
     for (const std::string& argument : arguments) normal.push_back(NormaliseFlag(argument));
     try {
       const absl::Status merged = MergeConfigFile(normal);
@@ -426,7 +427,7 @@ class Parser {
     } else if (!raw_.max_tokens.empty()) {
       ASSIGN_OR_RETURN(line_.sampling.max_tokens, ParseCount(raw_.max_tokens));
     }
-    if (line_.inspect_output != "" && line_.inspect_output != "text" &&
+    if (!line_.inspect_output.empty() && line_.inspect_output != "text" &&
         line_.inspect_output != "json") {
       return absl::InvalidArgumentError("--format: expected text or json");
     }

@@ -66,7 +66,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, HostGroup
 
 void HostCommunicator::Enqueue(Stream& stream, std::function<absl::Status()> work) {
   CpuStream::From(stream).Enqueue([this, work = std::move(work)](CpuThreadPool&) {
-    const absl::Status status = work();
+    absl::Status status = work();
     if (status.ok()) endpoint_->ReportProgress();
     return status;
   });
@@ -388,6 +388,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> HostCommunicator::Split(int color,
   std::stable_sort(parent_ranks.begin(), parent_ranks.end(),
                    [&](int a, int b) { return wishes[a].key < wishes[b].key; });
   std::vector<int> members;
+  members.reserve(parent_ranks.size());
   for (const int r : parent_ranks) members.push_back(group_.members[r]);
   HostGroup group(endpoint_->places(), std::move(members), endpoint_->rank());
 

@@ -29,7 +29,7 @@ absl::Status Collector::Submit(Engine& engine, size_t place,
     // A nonsensical n is refused below.
     pending_[id].sequences.resize(std::clamp<int64_t>(submitted.params.n, 1, kMaxSequences));
   }
-  const absl::Status status = engine.Submit(std::move(submitted));
+  absl::Status status = engine.Submit(std::move(submitted));
   if (!status.ok()) {
     const std::lock_guard<std::mutex> lock(mutex_);
     pending_.erase(id);

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "kernels/base/logging.h"
+#include "kernels/base/status_macros.h"
 
 namespace heddle {
 
@@ -99,9 +100,7 @@ void SlotBoard::SayReduced(uint64_t round) {
 absl::Status SlotBoard::AwaitWritten(uint64_t round, WaitOp op) {
   for (int i = 0; i < num_members(); ++i) {
     const std::atomic<uint64_t>& written = flags(i).written;
-    const absl::Status status =
-        endpoint_->Wait({op, members_[i]}, [&] { return written.load() > round; });
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(endpoint_->Wait({op, members_[i]}, [&] { return written.load() > round; }));
   }
   return absl::OkStatus();
 }

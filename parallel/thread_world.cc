@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<ThreadWorld>> ThreadWorld::Create(
 std::vector<absl::Status> ThreadWorld::Run(const std::function<absl::Status(World& world)>& body) {
   std::vector<absl::Status> statuses(size_);
   std::vector<std::thread> threads;
+  threads.reserve(size_);
   for (int rank = 0; rank < size_; ++rank) {
     threads.emplace_back([this, rank, &statuses, &body] {
       World world = Join(rank);

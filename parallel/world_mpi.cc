@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -248,7 +249,8 @@ absl::StatusOr<std::shared_ptr<void>> MapWindow(const std::shared_ptr<const MpiG
   MPI_Aint first_bytes = 0;
   int unit = 0;
   RETURN_IF_MPI_ERROR(MPI_Win_shared_query, groups->rank, window, 0, &first_bytes, &unit, &base);
-  void* aligned = reinterpret_cast<void*>(RoundUpToCacheLine(reinterpret_cast<uintptr_t>(base)));
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  void* aligned = static_cast<std::byte*>(base) + (RoundUpToCacheLine(address) - address);
   if (groups->node_rank == 0) FormatHostWindow(aligned, places, node);
   RETURN_IF_MPI_ERROR(MPI_Barrier, groups->rank, groups->node);
 

@@ -369,7 +369,7 @@ absl::Status ServeRank(const EngineConfig& config, World& world) {
       RETURN_IF_ERROR(worker->Execute(plan).status());
     }
   };
-  const absl::Status status = serve();
+  absl::Status status = serve();
   if (!status.ok()) world.control->Abort(status);
   return status;
 }

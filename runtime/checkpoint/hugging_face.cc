@@ -88,6 +88,7 @@ absl::StatusOr<std::vector<MappedTensor>> MapFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
   ASSIGN_OR_RETURN(std::vector<StoredTensor> stored, ParseSafetensors(file->contents(), path));
   std::vector<MappedTensor> tensors;
+  tensors.reserve(stored.size());
   for (StoredTensor& tensor : stored) tensors.push_back({std::move(tensor), file});
   return tensors;
 }

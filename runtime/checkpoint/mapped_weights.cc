@@ -139,7 +139,9 @@ void LogIgnored(const std::vector<std::string>& names, absl::string_view where) 
 
 }  // namespace
 
+// The tensors are moved from one by one, which the check does not see.
 absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
+                                                         // NOLINTNEXTLINE(performance-*)
                                                          std::vector<MappedTensor> tensors,
                                                          absl::string_view where) {
   std::vector<std::string> problems;

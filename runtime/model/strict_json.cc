@@ -18,6 +18,10 @@ constexpr size_t kMaxDepth = 64;
 // Builds the document from the parser's events. A handler that returns false ends the parse.
 class DocumentBuilder : public nlohmann::json_sax<json> {
  public:
+  DocumentBuilder() = default;  // NOLINT(bugprone-exception-escape): null allocates nothing
+  DocumentBuilder(const DocumentBuilder&) = delete;  // it holds pointers into its document
+  DocumentBuilder& operator=(const DocumentBuilder&) = delete;
+
   const std::string& error() const { return error_; }
   json TakeDocument() { return std::move(document_); }
 

@@ -32,6 +32,36 @@ absl::Status ValidateShape(absl::string_view op, absl::string_view name,
   return absl::OkStatus();
 }
 
+absl::Status ValidateHeads(absl::string_view op, absl::string_view name,
+                           const ConstHeadsView& view) {
+  if (view.tokens < 0 || view.heads < 0 || view.dim < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(op, ": ", name, " has shape [", view.tokens,
+                                                   ", ", view.heads, ", ", view.dim, "]"));
+  }
+  // Either axis may be the outer one, which steps over all of the inner one.
+  const auto nested = [&](int64_t inner, int64_t inner_stride, int64_t outer,
+                          int64_t outer_stride) {
+    const int64_t span = inner > 1 ? (inner - 1) * inner_stride + view.dim : view.dim;
+    return (inner <= 1 || inner_stride >= view.dim) && (outer <= 1 || outer_stride >= span);
+  };
+  if (!nested(view.heads, view.head_stride, view.tokens, view.token_stride) &&
+      !nested(view.tokens, view.token_stride, view.heads, view.head_stride)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": rows of ", name, " overlap: strides ", view.token_stride, " and ", view.head_stride,
+        " for [", view.tokens, ", ", view.heads, ", ", view.dim, "]"));
+  }
+  return ValidateArray(op, name, view.data, view.tokens * view.heads * view.dim);
+}
+
+absl::Status ValidateHeadsShape(absl::string_view op, absl::string_view name,
+                                const ConstHeadsView& view, int64_t tokens, int64_t heads,
+                                int64_t dim) {
+  if (view.tokens == tokens && view.heads == heads && view.dim == dim) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(op, ": ", name, " is [", view.tokens, ", ",
+                                                 view.heads, ", ", view.dim, "], not [", tokens,
+                                                 ", ", heads, ", ", dim, "]"));
+}
+
 absl::Status ValidateArray(absl::string_view op, absl::string_view name, const void* pointer,
                            int64_t size) {
   if (size > 0 && pointer == nullptr) {

@@ -3,6 +3,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/heads_view.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/paged_kv_view.h"
 
@@ -15,6 +16,15 @@ absl::Status ValidateFloatMatrix(absl::string_view op, absl::string_view name,
 // `view` is [rows, cols].
 absl::Status ValidateShape(absl::string_view op, absl::string_view name,
                            const ConstMatrixView& view, int64_t rows, int64_t cols);
+
+// Sizes >= 0, rows that do not overlap, and memory unless it is empty.
+absl::Status ValidateHeads(absl::string_view op, absl::string_view name,
+                           const ConstHeadsView& view);
+
+// `view` is [tokens, heads, dim].
+absl::Status ValidateHeadsShape(absl::string_view op, absl::string_view name,
+                                const ConstHeadsView& view, int64_t tokens, int64_t heads,
+                                int64_t dim);
 
 // `pointer` is given unless `size` is 0.
 absl::Status ValidateArray(absl::string_view op, absl::string_view name, const void* pointer,

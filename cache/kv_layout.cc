@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
+#include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/logging.h"
@@ -101,6 +102,17 @@ absl::StatusOr<KvLayout> KvLayout::ForGqa(int64_t page_size, DType dtype, int64_
     group->layers.push_back(static_cast<int64_t>(layer));
   }
   return Create(page_size, std::move(groups));
+}
+
+absl::StatusOr<KvLayout> KvLayout::ForMla(int64_t page_size, DType dtype, int64_t kv_lora_rank,
+                                          int64_t qk_rope_head_dim, int64_t num_layers) {
+  KvCacheGroup group;
+  group.layers.resize(std::max<int64_t>(num_layers, 0));
+  std::iota(group.layers.begin(), group.layers.end(), 0);
+  group.planes = {
+      {.kind = KvPlaneKind::kLatent, .dtype = dtype, .num_heads = 1, .head_dim = kv_lora_rank},
+      {.kind = KvPlaneKind::kRope, .dtype = dtype, .num_heads = 1, .head_dim = qk_rope_head_dim}};
+  return Create(page_size, {std::move(group)});
 }
 
 const KvCacheGroup& KvLayout::GroupOf(int64_t layer) const {

@@ -56,18 +56,15 @@ KvPlane PagePool::Plane(int64_t layer, KvPlaneKind kind) const {
 absl::Status PagePool::CopyPages(const int32_t* source_slots, const int32_t* target_slots,
                                  int64_t num_copies, Stream& stream) {
   for (int64_t layer = 0; layer < layout_.num_layers(); ++layer) {
-    // A key and a value plane of equal heads, as ForGqa lays them out.
-    const KvPlaneLayout& key = layout_.GroupOf(layer).planes.front();
-    if (key.num_heads == 0) continue;
-    const KvCopyPagesArgs args = {.k_plane = Plane(layer, KvPlaneKind::kKey),
-                                  .v_plane = Plane(layer, KvPlaneKind::kValue),
-                                  .num_kv_heads = key.num_heads,
-                                  .head_dim = key.head_dim,
-                                  .page_size = layout_.page_size(),
-                                  .source_slots = source_slots,
-                                  .target_slots = target_slots,
-                                  .num_pages = num_copies};
-    RETURN_IF_ERROR(backend_->kernels().kv_copy_pages(args, stream));
+    for (const KvPlaneLayout& plane : layout_.GroupOf(layer).planes) {
+      if (plane.bytes_per_page == 0) continue;
+      RETURN_IF_ERROR(backend_->kernels().kv_copy_pages({.plane = Plane(layer, plane.kind),
+                                                         .bytes_per_page = plane.bytes_per_page,
+                                                         .source_slots = source_slots,
+                                                         .target_slots = target_slots,
+                                                         .num_pages = num_copies},
+                                                        stream));
+    }
   }
   return absl::OkStatus();
 }

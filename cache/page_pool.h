@@ -25,8 +25,8 @@ class PagePool {
 
   // `data` is null where the rank holds no heads. The layer must have a plane of that kind.
   KvPlane Plane(int64_t layer, KvPlaneKind kind) const;
-  // Copies whole pages, in all layers. The lists are in device memory; no page may be both a
-  // source and a target.
+  // Copies whole pages, in all planes of all layers. The lists are in device memory; no page may be
+  // both a source and a target.
   absl::Status CopyPages(const int32_t* source_slots, const int32_t* target_slots,
                          int64_t num_copies, Stream& stream);
   // Sets every byte; 0xFF makes each number a NaN, so that tests see a read of an unused slot.

@@ -16,6 +16,7 @@ const KernelTable& CpuKernelTable() {
       .packed_weight_bytes = PackedWeightBytesCpu,
       .pack_weight = PackWeightCpu,
       .linear = LinearCpu,
+      .head_linear = HeadLinearCpu,
       .grouped_linear = GroupedLinearCpu,
       .embedding = EmbeddingCpu,
       .rms_norm = RmsNormCpu,
@@ -23,13 +24,19 @@ const KernelTable& CpuKernelTable() {
       .silu_mul = SiluMulCpu,
       .add = AddCpu,
       .gather_rows = GatherRowsCpu,
+      .copy_heads = CopyHeadsCpu,
       .router = RouterCpu,
       .expert_dispatch = ExpertDispatchCpu,
       .expert_combine = ExpertCombineCpu,
       .kv_append = KvAppendCpu,
+      .latent_append = LatentAppendCpu,
+      .latent_gather = LatentGatherCpu,
       .kv_copy_pages = KvCopyPagesCpu,
       .gqa_attention = GqaAttentionCpu,
       .dense_attention = DenseAttentionCpu,
+      .mla_decode = MlaDecodeCpu,
+      .mla_prefill = MlaPrefillCpu,
+      .merge_partials = MergePartialsCpu,
   };
   return kTable;
 }

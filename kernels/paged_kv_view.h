@@ -7,7 +7,7 @@
 
 namespace heddle {
 
-// One plane (K or V) of one layer. Strides are in elements and 64-bit.
+// One plane (K, V, latent or rotated key) of one layer. Strides are in elements and 64-bit.
 struct KvPlane {
   void* data = nullptr;
   DType dtype = DType::kFloat32;  // float32, bfloat16 or float16
@@ -31,6 +31,18 @@ struct PagedKvView {
   KvPlane v;  // [slots, kv_heads, page_size, head_dim]
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
+  int64_t page_size = 0;
+  const int32_t* page_starts = nullptr;  // [num_sequences + 1] into pages
+  const PageSpan* pages = nullptr;       // [page_starts[num_sequences]]
+};
+
+// The same for MLA, whose heads share one latent and one rotated key. Both are token-major: all
+// heads pass over a token while it is near.
+struct PagedLatentView {
+  KvPlane latent;  // [slots, page_size, kv_lora_rank]
+  KvPlane rope;    // [slots, page_size, rope_dim]
+  int64_t kv_lora_rank = 0;
+  int64_t rope_dim = 0;
   int64_t page_size = 0;
   const int32_t* page_starts = nullptr;  // [num_sequences + 1] into pages
   const PageSpan* pages = nullptr;       // [page_starts[num_sequences]]

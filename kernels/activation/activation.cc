@@ -1,4 +1,5 @@
 #include "kernels/activation/add.h"
+#include "kernels/activation/copy_heads.h"
 #include "kernels/activation/gather_rows.h"
 #include "kernels/activation/silu_mul.h"
 #include "kernels/base/status_macros.h"
@@ -10,6 +11,12 @@ absl::Status ValidateAdd(const AddArgs& args) {
   RETURN_IF_ERROR(ValidateFloatMatrix("add", "x", args.x));
   RETURN_IF_ERROR(ValidateFloatMatrix("add", "target", args.target));
   return ValidateShape("add", "target", args.target, args.x.rows, args.x.cols);
+}
+
+absl::Status ValidateCopyHeads(const CopyHeadsArgs& args) {
+  RETURN_IF_ERROR(ValidateHeads("copy_heads", "x", args.x));
+  RETURN_IF_ERROR(ValidateHeads("copy_heads", "out", args.out));
+  return ValidateHeadsShape("copy_heads", "out", args.out, args.x.tokens, args.x.heads, args.x.dim);
 }
 
 absl::Status ValidateSiluMul(const SiluMulArgs& args) {

@@ -69,6 +69,22 @@ absl::Status AddCpu(const AddArgs& args, Stream& stream) {
   return absl::OkStatus();
 }
 
+absl::Status CopyHeadsCpu(const CopyHeadsArgs& args, Stream& stream) {
+  RETURN_IF_ERROR(ValidateCopyHeads(args));
+  CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {
+    const int64_t heads = args.x.heads, dim = args.x.dim;
+    if (dim == 0) return absl::OkStatus();
+    ParallelRows(pool, args.x.tokens * heads, dim, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::memcpy(args.out.At(row / heads, row % heads), args.x.At(row / heads, row % heads),
+                    dim * sizeof(float));
+      }
+    });
+    return absl::OkStatus();
+  });
+  return absl::OkStatus();
+}
+
 absl::Status SiluMulCpu(const SiluMulArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateSiluMul(args));
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {

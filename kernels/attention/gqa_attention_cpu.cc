@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cpu.h"
-#include "kernels/attention/gqa_plan.h"
+#include "kernels/attention/attention_plan.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -130,12 +130,13 @@ class ChunkReader {
   using BlockT = Block<Key, T>;
   using ChunkT = Chunk<Key, T>;
 
-  ChunkReader(const PagedKvView& kv, const GqaTask& task, float* packed_keys, int64_t packed_stride)
+  ChunkReader(const PagedKvView& kv, const AttentionTask& task, float* packed_keys,
+              int64_t packed_stride)
       : kv_(kv),
         page_(kv.pages + kv.page_starts[task.sequence]),
         end_(kv.pages + kv.page_starts[task.sequence + 1]),
-        k_(static_cast<const T*>(kv.k.data) + task.kv_head * kv.k.head_stride),
-        v_(static_cast<const T*>(kv.v.data) + task.kv_head * kv.v.head_stride),
+        k_(static_cast<const T*>(kv.k.data) + task.group * kv.k.head_stride),
+        v_(static_cast<const T*>(kv.v.data) + task.group * kv.v.head_stride),
         packed_keys_(packed_keys),
         packed_stride_(packed_stride) {
     // The first page that ends behind the task's first position.
@@ -443,7 +444,7 @@ struct Tiling {
   int64_t num_tiles;
 };
 
-void PackQueries(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
+void PackQueries(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionTask& task,
                  const Tiling& tiling, float* packed) {
   for (int64_t tile = 0; tile < tiling.num_tiles; ++tile) {
     const int64_t begin = tiling.Begin(tile), tile_rows = tiling.Begin(tile + 1) - begin;
@@ -451,7 +452,7 @@ void PackQueries(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaT
     for (int64_t r = 0; r < tile_rows; ++r) {
       const int64_t row = begin + r;
       const float* q = args.q.Row<float>(task.first_token + row / sizes.group) +
-                       (task.kv_head * sizes.group + row % sizes.group) * sizes.head_dim;
+                       (task.group * sizes.group + row % sizes.group) * sizes.head_dim;
       for (int64_t dim = 0; dim < sizes.head_dim; ++dim) target[dim * tile_rows + r] = q[dim];
     }
   }
@@ -469,7 +470,7 @@ uint64_t VisibleBits(int64_t position, int64_t window, int64_t block_first) {
 template <typename T, bool kPacked>
 class TaskRunner {
  public:
-  TaskRunner(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
+  TaskRunner(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionTask& task,
              float* thread_memory)
       : args_(args),
         sizes_(sizes),
@@ -503,7 +504,7 @@ class TaskRunner {
       }
     }
     if (task_.partial_row >= 0) return;
-    WriteOutput(args_, sizes_, task_.first_token, task_.num_tokens, task_.kv_head,
+    WriteOutput(args_, sizes_, task_.first_token, task_.num_tokens, task_.group,
                 scratch_.total_states);
   }
 
@@ -575,13 +576,13 @@ class TaskRunner {
 
   const GqaAttentionArgs& args_;
   const GqaSizes& sizes_;
-  const GqaTask& task_;
+  const AttentionTask& task_;
   const Scratch scratch_;
   const Tiling tiling_;
 };
 
 template <typename T>
-void RunTaskOf(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
+void RunTaskOf(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionTask& task,
                float* partials, float* thread_memory) {
   if (args.kv.page_size >= GqaSizes::kMaxLanes) {
     TaskRunner<T, false>(args, sizes, task, thread_memory).Run(partials);
@@ -590,7 +591,7 @@ void RunTaskOf(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTas
   }
 }
 
-void RunTask(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask& task,
+void RunTask(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionTask& task,
              float* partials, float* thread_memory) {
   switch (args.kv.k.dtype) {
     case DType::kBFloat16:
@@ -602,7 +603,7 @@ void RunTask(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaTask&
   }
 }
 
-void RunMerge(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaMerge& merge,
+void RunMerge(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionMerge& merge,
               float* partials) {
   const int64_t rows = merge.num_tokens * sizes.group;
   float* total = partials + merge.partial_row * sizes.state_stride;
@@ -610,7 +611,7 @@ void RunMerge(const GqaAttentionArgs& args, const GqaSizes& sizes, const GqaMerg
     Fold(total + row * sizes.state_stride, sizes.padded_dim,
          total + row % rows * sizes.state_stride);
   }
-  WriteOutput(args, sizes, merge.first_token, merge.num_tokens, merge.kv_head, total);
+  WriteOutput(args, sizes, merge.first_token, merge.num_tokens, merge.group, total);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -622,11 +623,33 @@ namespace heddle {
 HWY_EXPORT(RunTask);
 HWY_EXPORT(RunMerge);
 
+// Rows that share one pass over K and V: enough to compute while data is near, few enough for
+// their states to stay in the second-level cache.
+constexpr int64_t kMaxRows = 64;
+// States are small beside what is read, so contexts are cut freely.
+constexpr int64_t kTasksBeforeSplits = 6;
+
 absl::Status GqaAttentionCpu(const GqaAttentionArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateGqaAttention(args));
   if (args.q.rows == 0 || args.num_query_heads == 0) return absl::OkStatus();
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) -> absl::Status {
-    ASSIGN_OR_RETURN(const GqaPlan plan, PlanGqa(args, pool.num_threads()));
+    const int64_t group = args.num_query_heads / args.kv.num_kv_heads;
+    ASSIGN_OR_RETURN(const AttentionPlan plan,
+                     PlanAttention({.op = "gqa_attention",
+                                    .num_tokens = args.q.rows,
+                                    .num_sequences = args.num_sequences,
+                                    .query_starts = args.query_starts,
+                                    .positions = args.positions,
+                                    .window = args.window,
+                                    .page_size = args.kv.page_size,
+                                    .page_starts = args.kv.page_starts,
+                                    .pages = args.kv.pages,
+                                    .chunk = kAttentionChunk,
+                                    .num_groups = args.kv.num_kv_heads,
+                                    .group_heads = group,
+                                    .max_rows = kMaxRows,
+                                    .tasks_before_splits = kTasksBeforeSplits},
+                                   pool.num_threads()));
     const GqaSizes sizes(args, plan.max_rows);
     const int64_t num_partials = GqaSizes::Aligned(plan.num_partial_rows * sizes.state_stride);
     float* partials = reinterpret_cast<float*>(

@@ -23,14 +23,11 @@ struct KvAppendArgs {
 absl::Status ValidateKvAppend(const KvAppendArgs& args);
 using KvAppendFn = absl::Status (*)(const KvAppendArgs& args, Stream& stream);
 
-// Copies whole pages of one layer to other slots (copy-on-write). No target may be among the
-// sources, nor twice among the targets.
+// Copies whole pages of one plane, whatever it holds, to other slots (copy-on-write). No target may
+// be among the sources, nor twice among the targets.
 struct KvCopyPagesArgs {
-  KvPlane k_plane;
-  KvPlane v_plane;
-  int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
-  int64_t page_size = 0;
+  KvPlane plane;
+  int64_t bytes_per_page = 0;             // at most the distance of two slots
   const int32_t* source_slots = nullptr;  // [num_pages], device
   const int32_t* target_slots = nullptr;  // [num_pages], device
   int64_t num_pages = 0;

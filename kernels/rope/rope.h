@@ -7,7 +7,9 @@
 
 namespace heddle {
 
-// Rotates the last `rotary_dim` elements of each head by the angles of its token's position.
+// Rotates the last `rotary_dim` elements of each head by the angles of its token's position. (So
+// MLA's queries are heads of nope + rope elements, and a row of its kv_a is one head that ends in
+// the rotated key.)
 // Pairs are (i, i + rotary_dim/2) (Hugging Face), or (2i, 2i + 1) when interleaved (GGUF llama,
 // DeepSeek). cos_sin is built from float64 angles, scaled by YaRN's attention factor if any.
 struct RopeArgs {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/backend_registry.h"
 #include "kernels/base/logging.h"
@@ -200,14 +199,6 @@ class NaiveCase {
   int64_t next_layer_ = 0;
   std::vector<float> kv_, q_, out_, scores_;
 };
-
-// As many calls as fill 20 ms.
-double SecondsPerCall(absl::FunctionRef<void()> body) {
-  int calls = 0;
-  double seconds = 0;
-  for (; seconds < 0.02; ++calls) seconds += Seconds(body);
-  return seconds / calls;
-}
 
 int Main() {
   const auto backend = *CreateBackend({.cpu = {.num_threads = BenchThreads()}});

@@ -168,6 +168,13 @@ double Seconds(absl::FunctionRef<void()> work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+double SecondsPerCall(absl::FunctionRef<void()> work) {
+  int calls = 0;
+  double seconds = 0;
+  for (; seconds < 0.02; ++calls) seconds += Seconds(work);
+  return seconds / calls;
+}
+
 double Median(int repetitions, absl::FunctionRef<double()> ratio) {
   std::vector<double> ratios(repetitions);
   for (double& value : ratios) value = ratio();

@@ -33,6 +33,9 @@ class Machine {
 // Seconds that `work` takes.
 double Seconds(absl::FunctionRef<void()> work);
 
+// Seconds of one call of `work`, over as many as fill 20 ms.
+double SecondsPerCall(absl::FunctionRef<void()> work);
+
 // The median of what `ratio` returns when called `repetitions` times.
 double Median(int repetitions, absl::FunctionRef<double()> ratio);
 

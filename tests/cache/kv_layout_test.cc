@@ -53,6 +53,27 @@ TEST(KvLayoutTest, LatentPlanesOfTheirOwnDtype) {
   EXPECT_EQ(mla(DType::kBFloat16, DType::kFloat32)->bytes_per_token(), (16 * 2 + 4 * 4) * 3);
 }
 
+TEST(KvLayoutTest, Latents) {
+  const auto layout = KvLayout::ForMla(64, DType::kBFloat16, 512, 64, 27);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->num_layers(), 27);
+  EXPECT_EQ(layout->RetentionWindow(), 0);
+  EXPECT_EQ(layout->bytes_per_token(), (512 + 64) * 2 * 27);
+  EXPECT_EQ(layout->bytes_per_page(), 64 * (512 + 64) * 2 * 27);
+  ASSERT_EQ(layout->groups().size(), 1u);
+  ASSERT_EQ(layout->GroupOf(26).planes.size(), 2u);
+  const KvPlaneLayout& latent = layout->GroupOf(26).planes[0];
+  const KvPlaneLayout& rope = layout->GroupOf(26).planes[1];
+  EXPECT_EQ(latent.kind, KvPlaneKind::kLatent);
+  EXPECT_EQ(latent.slot_stride, 64 * 512);
+  EXPECT_EQ(rope.kind, KvPlaneKind::kRope);
+  EXPECT_EQ(rope.slot_stride, 64 * 64);
+  EXPECT_EQ(KvLayout::ForMla(1, DType::kFloat32, 16, 4, 2)->bytes_per_token(), (16 + 4) * 4 * 2);
+  EXPECT_THAT(ErrorOf(KvLayout::ForMla(16, DType::kFloat32, 0, 4, 2)),
+              HasSubstr("plane 0 of group 0: first head 0, 1 heads of dimension 0"));
+  EXPECT_THAT(ErrorOf(KvLayout::ForMla(16, DType::kQ8_0, 16, 4, 2)), HasSubstr("dtype Q8_0"));
+}
+
 TEST(KvLayoutTest, LayersOfOneWindowFormAGroup) {
   const auto layout = KvLayout::ForGqa(4, DType::kFloat32, 0, 1, 8, {32, 64, 32, 64});
   ASSERT_TRUE(layout.ok()) << layout.status();

@@ -63,35 +63,38 @@ TEST_P(PagePoolTest, PlanesAreApartAndAsLarge) {
   }
 }
 
-TEST_P(PagePoolTest, CopiesPagesInAllLayers) {
-  auto pool =
-      PagePool::Create(*backend_, *KvLayout::ForGqa(4, DType::kFloat32, 0, 2, 8, {0, 0}), 6);
-  ASSERT_TRUE(pool.ok()) << pool.status();
-  const auto each_plane = [&](auto visit) {
-    for (int64_t layer = 0; layer < 2; ++layer) {
-      visit(layer, pool->Plane(layer, KvPlaneKind::kKey));
-      visit(layer + 10, pool->Plane(layer, KvPlaneKind::kValue));
-    }
-  };
-  each_plane([](int64_t salt, const KvPlane& plane) {
-    for (int64_t index = 0; index < 6 * plane.slot_stride; ++index) {
-      At(plane, 0, index) = static_cast<float>(salt * 10'000 + index);
-    }
-  });
-  DeviceBuffer lists = *backend_->Allocate(4 * sizeof(int32_t));
-  const std::vector<int32_t> slots = {1, 5, 3, 0};  // 1 → 3, 5 → 0
-  std::ranges::copy(slots, lists.as<int32_t>());
-  ASSERT_TRUE(pool->CopyPages(lists.as<int32_t>(), lists.as<int32_t>() + 2, 2, *stream_).ok());
-  ASSERT_TRUE(stream_->Synchronize().ok());
-  each_plane([](int64_t salt, const KvPlane& plane) {
-    const std::vector<int64_t> expected = {5, 1, 2, 1, 4, 5};
-    for (int64_t slot = 0; slot < 6; ++slot) {
-      for (int64_t index = 0; index < plane.slot_stride; ++index) {
-        ASSERT_EQ(At(plane, slot, index),
-                  static_cast<float>(salt * 10'000 + expected[slot] * plane.slot_stride + index));
+TEST_P(PagePoolTest, CopiesPagesInAllPlanesOfAllLayers) {
+  for (const KvLayout& layout : {*KvLayout::ForGqa(4, DType::kFloat32, 0, 2, 8, {0, 16}),
+                                 *KvLayout::ForMla(4, DType::kFloat32, 20, 6, 2)}) {
+    auto pool = PagePool::Create(*backend_, layout, 6);
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    const auto each_plane = [&](auto visit) {
+      for (int64_t layer = 0; layer < 2; ++layer) {
+        for (const KvPlaneLayout& plane : layout.GroupOf(layer).planes) {
+          visit(layer + 10 * static_cast<int64_t>(plane.kind), pool->Plane(layer, plane.kind));
+        }
       }
-    }
-  });
+    };
+    each_plane([](int64_t salt, const KvPlane& plane) {
+      for (int64_t index = 0; index < 6 * plane.slot_stride; ++index) {
+        At(plane, 0, index) = static_cast<float>(salt * 10'000 + index);
+      }
+    });
+    DeviceBuffer lists = *backend_->Allocate(4 * sizeof(int32_t));
+    const std::vector<int32_t> slots = {1, 5, 3, 0};  // 1 → 3, 5 → 0
+    std::ranges::copy(slots, lists.as<int32_t>());
+    ASSERT_TRUE(pool->CopyPages(lists.as<int32_t>(), lists.as<int32_t>() + 2, 2, *stream_).ok());
+    ASSERT_TRUE(stream_->Synchronize().ok());
+    each_plane([](int64_t salt, const KvPlane& plane) {
+      const std::vector<int64_t> expected = {5, 1, 2, 1, 4, 5};
+      for (int64_t slot = 0; slot < 6; ++slot) {
+        for (int64_t index = 0; index < plane.slot_stride; ++index) {
+          ASSERT_EQ(At(plane, slot, index),
+                    static_cast<float>(salt * 10'000 + expected[slot] * plane.slot_stride + index));
+        }
+      }
+    });
+  }
 }
 
 TEST_P(PagePoolTest, ARankWithoutHeadsHasNoBytes) {

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/cpu_device.h"
+#include "tests/kernels/stored_type.h"
 
 namespace heddle {
 namespace {
@@ -58,26 +59,6 @@ struct Result {
   std::vector<float> out;  // [tokens, query_heads * dim]
   std::vector<float> log_sum_exp;
 };
-
-float Stored(DType dtype, float value) {
-  if (dtype == DType::kBFloat16) return BFloat16ToFloat(FloatToBFloat16(value));
-  if (dtype == DType::kFloat16) return Float16ToFloat(FloatToFloat16(value));
-  return value;
-}
-
-std::vector<std::byte> Encode(DType dtype, const std::vector<float>& values) {
-  std::vector<std::byte> bytes(values.size() * BlockBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t half =
-        dtype == DType::kBFloat16 ? FloatToBFloat16(values[i]) : FloatToFloat16(values[i]);
-    if (dtype == DType::kFloat32) {
-      std::memcpy(&bytes[i * 4], &values[i], 4);
-    } else {
-      std::memcpy(&bytes[i * 2], &half, 2);
-    }
-  }
-  return bytes;
-}
 
 // A pool of pages in scrambled order, NaN wherever no token is stored.
 class Pool {

@@ -1,5 +1,6 @@
 #include "kernels/kv_append/kv_append.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -33,6 +34,17 @@ class TestPlane {
           view_.dtype == DType::kBFloat16 ? FloatToBFloat16(value) : FloatToFloat16(value);
       std::memcpy(target, &bits, 2);
     }
+  }
+  // Stores a value, and expects it.
+  void Set(int64_t slot, int64_t head, int64_t index, float value) {
+    ExpectElement(slot, head, index, value);
+    const int64_t offset = ShadowAt(slot, head) + index * BlockBytes(view_.dtype) - shadow_.data();
+    std::memcpy(static_cast<uint8_t*>(view_.data) + offset, &shadow_[offset],
+                BlockBytes(view_.dtype));
+  }
+  // From the first head to the end of the last.
+  int64_t PageBytes(int64_t heads) const {
+    return std::max<int64_t>(heads * view_.head_stride - 3, 0) * BlockBytes(view_.dtype);
   }
   void ExpectCopy(int64_t source_slot, int64_t target_slot, int64_t heads, int64_t elements) {
     for (int64_t head = 0; head < heads; ++head) {
@@ -160,43 +172,26 @@ TEST(KvCopyPages, CopiesWholePages) {
     for (const int64_t heads : {0, 1, 3}) {
       CpuDevice device(2);
       constexpr int64_t kElements = 33 * 16;
-      TestPlane k_plane(device, dtype, 90, heads, kElements);
-      TestPlane v_plane(device, dtype, 90, heads, kElements);
+      TestPlane plane(device, dtype, 90, heads, kElements);
       std::vector<int32_t> sources, targets;
       for (int32_t i = 0; i < 40; ++i) {
         sources.push_back(i / 2);  // one source may have two targets
         targets.push_back(50 + (i * 7) % 40);
         for (int64_t head = 0; head < heads; ++head) {
-          for (TestPlane* plane : {&k_plane, &v_plane}) {
-            const auto value = static_cast<float>(random() % 1000);
-            plane->ExpectElement(sources.back(), head, 5, value);
-            auto* element = static_cast<uint8_t*>(plane->view().data) +
-                            (sources.back() * plane->view().slot_stride +
-                             head * plane->view().head_stride + 5) *
-                                BlockBytes(dtype);
-            const uint16_t half = FloatToBFloat16(value);
-            std::memcpy(element,
-                        dtype == DType::kFloat32 ? static_cast<const void*>(&value) : &half,
-                        BlockBytes(dtype));
-          }
+          plane.Set(sources.back(), head, 5, static_cast<float>(random() % 1000));
         }
       }
       for (size_t i = 0; i < sources.size(); ++i) {
-        k_plane.ExpectCopy(sources[i], targets[i], heads, kElements);
-        v_plane.ExpectCopy(sources[i], targets[i], heads, kElements);
+        plane.ExpectCopy(sources[i], targets[i], heads, kElements);
       }
-      const KvCopyPagesArgs args{k_plane.view(),
-                                 v_plane.view(),
-                                 heads,
-                                 33,
-                                 16,
-                                 device.Upload(sources),
-                                 device.Upload(targets),
-                                 static_cast<int64_t>(sources.size())};
+      const KvCopyPagesArgs args{.plane = plane.view(),
+                                 .bytes_per_page = plane.PageBytes(heads),
+                                 .source_slots = device.Upload(sources),
+                                 .target_slots = device.Upload(targets),
+                                 .num_pages = static_cast<int64_t>(sources.size())};
       ASSERT_TRUE(device.kernels().kv_copy_pages(args, device.stream()).ok());
       device.Synchronize();
-      k_plane.ExpectMatch();
-      v_plane.ExpectMatch();
+      plane.ExpectMatch();
     }
   }
 }
@@ -204,14 +199,25 @@ TEST(KvCopyPages, CopiesWholePages) {
 TEST(KvCopyPages, RefusesArgumentsByName) {
   CpuDevice device;
   float memory[64] = {};
-  const KvPlane plane{memory, DType::kFloat32, 16, 8};
-  const auto error = [&](const KvCopyPagesArgs& args) {
+  const int32_t slots[] = {0, 1};
+  const KvCopyPagesArgs good{.plane = {memory, DType::kFloat32, 16, 8},
+                             .bytes_per_page = 64,
+                             .source_slots = slots,
+                             .target_slots = slots + 1,
+                             .num_pages = 1};
+  const auto error = [&](auto spoil) {
+    KvCopyPagesArgs args = good;
+    spoil(args);
     return std::string(device.kernels().kv_copy_pages(args, device.stream()).message());
   };
-  EXPECT_EQ(error({plane, plane, 2, 2, 4, nullptr, nullptr, 0}), "");
-  EXPECT_THAT(error({plane, plane, 2, 2, 4, nullptr, nullptr, 1}),
+  EXPECT_EQ(error([](KvCopyPagesArgs&) {}), "");
+  EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.source_slots = nullptr; }),
               HasSubstr("kv_copy_pages: source_slots is null"));
-  EXPECT_THAT(error({plane, plane, 2, 2, 4, nullptr, nullptr, -1}), HasSubstr("-1 pages"));
+  EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.num_pages = -1; }), HasSubstr("-1 pages"));
+  EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.bytes_per_page = 65; }),
+              HasSubstr("pages of 65 bytes in slots of 64"));
+  EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.plane.data = nullptr; }),
+              HasSubstr("plane is null"));
 }
 
 }  // namespace

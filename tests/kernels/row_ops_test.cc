@@ -271,8 +271,15 @@ TEST(Rope, MatchesDoublePrecision) {
   };
   constexpr int64_t kPositions = 50;
   std::mt19937 random(4);
-  for (const auto& [heads, head_dim, rotary_dim] :
-       {Shape{1, 2, 2}, {3, 8, 8}, {2, 64, 64}, {4, 80, 80}, {2, 24, 8}, {3, 10, 0}, {0, 8, 8}}) {
+  for (const auto& [heads, head_dim, rotary_dim] : {Shape{1, 2, 2},
+                                                    {3, 8, 8},
+                                                    {2, 64, 64},
+                                                    {4, 80, 80},
+                                                    {2, 24, 8},
+                                                    {4, 12, 4},
+                                                    {1, 20, 4},
+                                                    {3, 10, 0},
+                                                    {0, 8, 8}}) {
     for (const bool interleaved : {false, true}) {
       for (const int64_t tokens : {0, 1, 130}) {
         SCOPED_TRACE(absl::StrCat(heads, "x", head_dim, " rotary ", rotary_dim, " interleaved ",
@@ -338,6 +345,43 @@ TEST(Rope, RefusesArgumentsByName) {
   const int32_t far = 2;
   EXPECT_THAT(error([&](RopeArgs& a) { a.positions = &far; }),
               HasSubstr("token 0 has position 2 of 2"));
+}
+
+TEST(CopyHeads, PacksAndUnpacks) {
+  std::mt19937 random(6);
+  constexpr int64_t kTokens = 70, kHeads = 3, kDim = 5;
+  CpuDevice device(2);
+  const std::vector<float> values = RandomFloats(kTokens * kHeads * (kDim + 2), random);
+  // The last elements of wider heads, packed by head, and back to the heads they came from.
+  float* wide = device.Upload(values);
+  const HeadsView tails = {wide + 2, kTokens, kHeads, kDim, kHeads * (kDim + 2), kDim + 2};
+  float* packed = device.Upload(std::vector<float>(kTokens * kHeads * kDim, kNan));
+  const HeadsView by_head = HeadMajor(packed, kTokens, kHeads, kDim);
+  ASSERT_TRUE(device.kernels().copy_heads({tails, by_head}, device.stream()).ok());
+  device.Synchronize();
+  for (int64_t head = 0; head < kHeads; ++head) {
+    for (int64_t token = 0; token < kTokens; ++token) {
+      for (int64_t i = 0; i < kDim; ++i) {
+        float& element = packed[(head * kTokens + token) * kDim + i];
+        ASSERT_EQ(element, values[(token * kHeads + head) * (kDim + 2) + 2 + i]);
+        element += 1.0f;
+      }
+    }
+  }
+  ASSERT_TRUE(device.kernels().copy_heads({by_head, tails}, device.stream()).ok());
+  device.Synchronize();
+  for (size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(wide[i], i % (kDim + 2) < 2 ? values[i] : values[i] + 1.0f) << i;
+  }
+
+  CopyHeadsArgs args{by_head, tails};
+  args.out.heads = 2;
+  EXPECT_THAT(device.kernels().copy_heads(args, device.stream()).message(),
+              HasSubstr("copy_heads: out is [70, 2, 5], not [70, 3, 5]"));
+  args.out = tails;
+  args.out.token_stride = 1;
+  EXPECT_THAT(device.kernels().copy_heads(args, device.stream()).message(),
+              HasSubstr("rows of out overlap: strides 1 and 7"));
 }
 
 // Row ops on a deferred stream read their inputs at Synchronize.

@@ -1,0 +1,41 @@
+#include "kernels/base/status_macros.h"
+#include "kernels/base/validate.h"
+#include "kernels/kv_append/latent_append.h"
+#include "kernels/kv_append/latent_gather.h"
+
+namespace heddle {
+
+absl::Status ValidateLatentAppend(const LatentAppendArgs& args) {
+  constexpr char kOp[] = "latent_append";
+  RETURN_IF_ERROR(ValidateFloatMatrix(kOp, "latent", args.latent));
+  RETURN_IF_ERROR(ValidateFloatMatrix(kOp, "rope", args.rope));
+  RETURN_IF_ERROR(ValidateShape(kOp, "rope", args.rope, args.latent.rows, args.rope.cols));
+  RETURN_IF_ERROR(ValidateKvPlane(kOp, "latent_plane", args.latent_plane,
+                                  {1, args.latent.cols, args.page_size}));
+  RETURN_IF_ERROR(
+      ValidateKvPlane(kOp, "rope_plane", args.rope_plane, {1, args.rope.cols, args.page_size}));
+  RETURN_IF_ERROR(ValidateArray(kOp, "slots", args.slots, args.latent.rows));
+  return ValidateArray(kOp, "page_offsets", args.page_offsets, args.latent.rows);
+}
+
+absl::Status ValidateLatentGather(const LatentGatherArgs& args) {
+  constexpr char kOp[] = "latent_gather";
+  RETURN_IF_ERROR(ValidateFloatMatrix(kOp, "local_latent", args.local_latent));
+  RETURN_IF_ERROR(ValidateFloatMatrix(kOp, "local_rope", args.local_rope));
+  RETURN_IF_ERROR(ValidateFloatMatrix(kOp, "latent", args.latent));
+  RETURN_IF_ERROR(ValidateFloatMatrix(kOp, "rope", args.rope));
+  RETURN_IF_ERROR(ValidateShape(kOp, "rope", args.rope, args.latent.rows, args.rope.cols));
+  RETURN_IF_ERROR(ValidateShape(kOp, "local_latent", args.local_latent, args.local_latent.rows,
+                                args.latent.cols));
+  RETURN_IF_ERROR(
+      ValidateShape(kOp, "local_rope", args.local_rope, args.local_latent.rows, args.rope.cols));
+  RETURN_IF_ERROR(ValidateKvPlane(kOp, "latent_plane", args.latent_plane,
+                                  {1, args.latent.cols, args.page_size}));
+  RETURN_IF_ERROR(
+      ValidateKvPlane(kOp, "rope_plane", args.rope_plane, {1, args.rope.cols, args.page_size}));
+  RETURN_IF_ERROR(ValidateArray(kOp, "slots", args.slots, args.latent.rows));
+  RETURN_IF_ERROR(ValidateArray(kOp, "page_offsets", args.page_offsets, args.latent.rows));
+  return ValidateArray(kOp, "local_rows", args.local_rows, args.latent.rows);
+}
+
+}  // namespace heddle

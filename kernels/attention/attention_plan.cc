@@ -96,6 +96,7 @@ absl::StatusOr<AttentionPlan> PlanAttention(const AttentionWork& work, int num_t
 
   AttentionPlan plan;
   plan.group_heads = work.group_heads;
+  plan.num_whole_tasks = static_cast<int64_t>(whole.size());
   plan.tasks.reserve(whole.size());
   for (const AttentionTask& task : whole) {
     const int64_t rows = task.num_tokens * work.group_heads;

@@ -60,6 +60,7 @@ struct AttentionPlan {
   int64_t group_heads = 0;
   std::vector<AttentionTask> tasks;
   std::vector<AttentionMerge> merges;
+  int64_t num_whole_tasks = 0;  // before contexts were cut
   int64_t num_partial_rows = 0;
   int64_t max_rows = 0;  // of a task
 };

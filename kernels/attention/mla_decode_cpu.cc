@@ -57,6 +57,7 @@ struct MlaSizes {
 HWY_BEFORE_NAMESPACE();
 namespace heddle {
 namespace HWY_NAMESPACE {
+namespace {
 
 HWY_INLINE TileVec LoadWide(const float* from) { return hn::LoadU(TileTag(), from); }
 
@@ -230,8 +231,7 @@ class TaskRunner {
   int64_t HeadOf(int64_t row) const { return task_.group * sizes_.group + row % sizes_.group; }
 
   void PackQueries() {
-    // Lanes without a row are multiplied too.
-    std::fill_n(queries_, sizes_.queries, 0.0f);
+    ClearPanels(chunk_.rows, sizes_.key_dims, queries_);
     for (int64_t row = 0; row < chunk_.rows; ++row) {
       PackRow(args_.q_latent.At(TokenOf(row), HeadOf(row)), args_.kv.kv_lora_rank, 0, row,
               chunk_.rows, sizes_.key_dims, queries_);
@@ -263,7 +263,7 @@ class TaskRunner {
                                     .num_dims = rope_dim,
                                     .next = fetch ? next.rope : nullptr,
                                     .bytes_per_dim = sizeof(TR)}};
-    FoldBlock(chunk_, keys_, keys_, sizes_.key_stride, block.count, segments, 2, args_.scale);
+    FoldBlock(chunk_, keys_, keys_, sizes_.key_stride, segments, 2, args_.scale);
   }
 
   void EndChunk(int64_t chunk, float* partials) {
@@ -317,24 +317,24 @@ void RunTask(const MlaDecodeArgs& args, const MlaSizes& sizes, const AttentionTa
   }
 }
 
+// Row `row` of rows whose context was split.
 void RunMerge(const MlaDecodeArgs& args, const MlaSizes& sizes, const AttentionMerge& merge,
-              float* partials) {
+              int64_t row, float* partials) {
   const int64_t rows = merge.num_tokens * sizes.group;
   const int64_t stride = sizes.partial_stride();
-  float* first = partials + merge.partial_row * stride;
-  for (int64_t row = 0; row < rows; ++row) {
-    float* total = first + row * stride;
-    float* figures = total + sizes.out_stride;
-    for (int64_t chunk = 1; chunk < merge.num_chunks; ++chunk) {
-      const float* from = total + chunk * rows * stride;
-      FoldRow(from, from[sizes.out_stride], from[sizes.out_stride + 1], sizes.out_stride, total,
-              figures[0], figures[1]);
-    }
-    WriteRow(args, merge.first_token + row / sizes.group,
-             merge.group * sizes.group + row % sizes.group, total, figures[0], figures[1]);
+  float* total = partials + (merge.partial_row + row) * stride;
+  float* figures = total + sizes.out_stride;
+  for (int64_t chunk = 1; chunk < merge.num_chunks; ++chunk) {
+    const float* from = total + chunk * rows * stride;
+    FoldRow(from, from[sizes.out_stride], from[sizes.out_stride + 1], sizes.out_stride, total,
+            figures[0], figures[1]);
   }
+  WriteRow(args, merge.first_token + row / sizes.group,
+           merge.group * sizes.group + row % sizes.group, total, figures[0], figures[1]);
 }
 
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace heddle
 HWY_AFTER_NAMESPACE();
@@ -347,10 +347,22 @@ HWY_EXPORT(RunMerge);
 
 // Rows that share a widened block; more keep no more of it near.
 constexpr int64_t kMaxRows = 128;
-// Heads that fill vectors; a group has no fewer if it can help it.
-constexpr int64_t kMinGroupHeads = 8;
+// Heads of a group beside whose arithmetic it is little to widen a block for each group, and which
+// at least fill vectors.
+constexpr int64_t kAmpleGroup = 32, kLeastGroup = 8;
 
-// All heads of a sequence in one task, unless there are then too few tasks for the threads.
+// The smallest number of groups of at least `least` heads that makes enough of `num_tasks` tasks,
+// or else the largest.
+int64_t NumGroups(int64_t heads, int64_t least, int64_t num_tasks, int64_t wanted) {
+  int64_t num_groups = 1;
+  for (int64_t n = 1; heads / n >= least && num_tasks * num_groups < wanted; ++n) {
+    if (heads % n == 0) num_groups = n;
+  }
+  return num_groups;
+}
+
+// All heads of a sequence in one task if that gives the threads enough to do. Else heads are put in
+// ample groups, then contexts are cut, whose chunks then go through memory, then groups get small.
 absl::StatusOr<AttentionPlan> Plan(const MlaDecodeArgs& args, int num_threads) {
   const int64_t heads = args.q_latent.heads;
   AttentionWork work = {.op = "mla_decode",
@@ -366,17 +378,18 @@ absl::StatusOr<AttentionPlan> Plan(const MlaDecodeArgs& args, int num_threads) {
                         .group_heads = heads,
                         .max_rows = kMaxRows,
                         .tasks_before_splits = 2};
-  ASSIGN_OR_RETURN(AttentionPlan plan, PlanAttention(work, num_threads));
-  const auto num_tasks = static_cast<int64_t>(plan.tasks.size());
   const int64_t wanted = num_threads == 1 ? 1 : 2 * num_threads;
-  if (num_tasks >= wanted) return plan;
-  for (int64_t groups = 2; heads / groups >= kMinGroupHeads; ++groups) {
-    if (heads % groups != 0) continue;
-    work.num_groups = groups;
-    if (num_tasks * groups >= wanted) break;
+  ASSIGN_OR_RETURN(AttentionPlan plan, PlanAttention(work, num_threads));
+  for (const int64_t least : {kAmpleGroup, kLeastGroup}) {
+    const int64_t num_tasks =
+        least == kAmpleGroup ? plan.num_whole_tasks : static_cast<int64_t>(plan.tasks.size());
+    const int64_t factor = NumGroups(work.group_heads, least, num_tasks, wanted);
+    if (factor == 1) continue;
+    work.num_groups *= factor;
+    work.group_heads /= factor;
+    ASSIGN_OR_RETURN(plan, PlanAttention(work, num_threads));
   }
-  work.group_heads = heads / work.num_groups;
-  return PlanAttention(work, num_threads);
+  return plan;
 }
 
 }  // namespace
@@ -401,8 +414,10 @@ absl::Status MlaDecodeCpu(const MlaDecodeArgs& args, Stream& stream) {
       }
     });
     const auto run_merge = HWY_DYNAMIC_DISPATCH(RunMerge);
-    pool.ParallelFor(static_cast<int64_t>(plan.merges.size()),
-                     [&](int64_t i) { run_merge(args, sizes, plan.merges[i], partials); });
+    for (const AttentionMerge& merge : plan.merges) {
+      pool.ParallelFor(merge.num_tokens * sizes.group,
+                       [&](int64_t row) { run_merge(args, sizes, merge, row, partials); });
+    }
     return absl::OkStatus();
   });
   return absl::OkStatus();

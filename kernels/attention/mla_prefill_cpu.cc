@@ -35,17 +35,17 @@ struct PrefillTask {
 
 // The working memory of a thread, in floats.
 struct PrefillSizes {
-  static constexpr int64_t kMaxRows = 96;
-
-  explicit PrefillSizes(const MlaPrefillArgs& args)
-      : key_dims(args.q.dim),
+  PrefillSizes(const MlaPrefillArgs& args, int64_t max_rows_in)
+      : max_rows(max_rows_in),
+        key_dims(args.q.dim),
         out_stride(MlaTile::OutStride(args.out.dim)),
         key_stride(MlaTile::KeyStride(key_dims + args.out.dim)),
-        padded_rows(MlaTile::PaddedRows(kMaxRows)),
-        queries(MlaTile::Queries(kMaxRows, key_dims)),
+        padded_rows(MlaTile::PaddedRows(max_rows)),
+        queries(MlaTile::Queries(max_rows, key_dims)),
         keys(kMlaBlock * key_stride),
-        per_thread(queries + keys + MlaTile::Scores() + kMaxRows * out_stride + 4 * padded_rows) {}
+        per_thread(queries + keys + MlaTile::Scores() + max_rows * out_stride + 4 * padded_rows) {}
 
+  int64_t max_rows;  // of a task
   int64_t key_dims;
   int64_t out_stride;
   int64_t key_stride;
@@ -61,6 +61,7 @@ struct PrefillSizes {
 HWY_BEFORE_NAMESPACE();
 namespace heddle {
 namespace HWY_NAMESPACE {
+namespace {
 
 // One head of one task.
 class PrefillRunner {
@@ -72,7 +73,7 @@ class PrefillRunner {
     keys_ = queries_ + sizes.queries;
     float* scores = keys_ + sizes.keys;
     float* out = scores + MlaTile::Scores();
-    float* figures = out + PrefillSizes::kMaxRows * sizes.out_stride;
+    float* figures = out + sizes.max_rows * sizes.out_stride;
     rows_ = {.rows = task.num_tokens,
              .key_dims = sizes.key_dims,
              .value_dims = args.out.dim,
@@ -88,8 +89,7 @@ class PrefillRunner {
   }
 
   void Run() {
-    // Lanes without a row are multiplied too.
-    std::fill_n(queries_, sizes_.queries, 0.0f);
+    ClearPanels(rows_.rows, sizes_.key_dims, queries_);
     for (int64_t row = 0; row < rows_.rows; ++row) {
       PackRow(args_.q.At(task_.first_token + row, head_), sizes_.key_dims, 0, row, rows_.rows,
               sizes_.key_dims, queries_);
@@ -130,7 +130,7 @@ class PrefillRunner {
     }
     const KeySegment all = {
         .first_dim = 0, .num_dims = sizes_.key_dims, .next = nullptr, .bytes_per_dim = 0};
-    FoldBlock(rows_, keys_, keys_ + sizes_.key_dims, sizes_.key_stride, most, &all, 1, args_.scale);
+    FoldBlock(rows_, keys_, keys_ + sizes_.key_dims, sizes_.key_stride, &all, 1, args_.scale);
     return true;
   }
 
@@ -172,6 +172,8 @@ void RunPrefill(const MlaPrefillArgs& args, const PrefillSizes& sizes, const Pre
   PrefillRunner(args, sizes, task, head, memory).Run();
 }
 
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace heddle
 HWY_AFTER_NAMESPACE();
@@ -181,8 +183,15 @@ namespace heddle {
 namespace {
 HWY_EXPORT(RunPrefill);
 
+// Rows of a task: as many as stay in the second-level cache, since each task copies the keys, but
+// few enough to give every thread some tasks.
+int64_t MaxRows(const MlaPrefillArgs& args, int num_threads) {
+  constexpr int64_t kLeast = 32, kMost = 192, kTasksPerThread = 4;
+  return std::clamp(args.q.tokens * args.q.heads / (num_threads * kTasksPerThread), kLeast, kMost);
+}
+
 // Reads the step's arrays, which must be in range and in order.
-absl::StatusOr<std::vector<PrefillTask>> PlanPrefill(const MlaPrefillArgs& args) {
+absl::StatusOr<std::vector<PrefillTask>> PlanPrefill(const MlaPrefillArgs& args, int64_t max_rows) {
   std::vector<PrefillTask> tasks;
   for (int64_t sequence = 0; sequence < args.num_sequences; ++sequence) {
     const auto error = [&](auto... what) {
@@ -202,7 +211,7 @@ absl::StatusOr<std::vector<PrefillTask>> PlanPrefill(const MlaPrefillArgs& args)
       return error("its piece begins at position ", first_position, ", not at a multiple of ",
                    kMlaPieceAlignment);
     }
-    const int64_t blocks = (end - begin + PrefillSizes::kMaxRows - 1) / PrefillSizes::kMaxRows;
+    const int64_t blocks = (end - begin + max_rows - 1) / max_rows;
     for (int64_t i = 0; i < blocks; ++i) {
       const int64_t token = begin + i * (end - begin) / blocks;
       tasks.push_back({.sequence = sequence,
@@ -219,8 +228,8 @@ absl::Status MlaPrefillCpu(const MlaPrefillArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateMlaPrefill(args));
   if (args.q.tokens == 0 || args.q.heads == 0) return absl::OkStatus();
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) -> absl::Status {
-    ASSIGN_OR_RETURN(const std::vector<PrefillTask> tasks, PlanPrefill(args));
-    const PrefillSizes sizes(args);
+    const PrefillSizes sizes(args, MaxRows(args, pool.num_threads()));
+    ASSIGN_OR_RETURN(const std::vector<PrefillTask> tasks, PlanPrefill(args, sizes.max_rows));
     auto* memory = reinterpret_cast<float*>(
         pool.Scratch(pool.num_threads() * sizes.per_thread * sizeof(float)));
     const auto run = HWY_DYNAMIC_DISPATCH(RunPrefill);

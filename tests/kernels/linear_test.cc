@@ -9,8 +9,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
 #include "kernels/gemm/linear_cpu.h"
+#include "tests/kernels/every_target.h"
 #include "tests/kernels/test_weight.h"
 
 namespace heddle {
@@ -90,31 +90,8 @@ std::string Name(DType dtype, ActivationPrecision precision) {
          (precision == ActivationPrecision::kInt8 ? " with int8" : " with float32");
 }
 
-// Lets kernels choose among `target` and the instruction sets below it; 0: all of this CPU.
-void AllowTargets(int64_t target) {
-  hwy::SetSupportedTargetsForTest(0);
-  const int64_t lesser = hwy::SupportedTargets() & ~(target - 1);
-  if (target != 0) hwy::SetSupportedTargetsForTest(lesser | HWY_EMU128);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
-
-// Runs the test for each instruction set that this CPU has.
-class LinearOnTarget : public testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override { AllowTargets(GetParam()); }
-  void TearDown() override { AllowTargets(0); }
-};
-
-std::vector<int64_t> Targets() {
-  std::vector<int64_t> targets = {HWY_EMU128};
-  for (int64_t target : {HWY_AVX2, HWY_AVX3, HWY_AVX3_DL}) {
-    if ((hwy::SupportedTargets() & target) != 0) targets.push_back(target);
-  }
-  return targets;
-}
-
-INSTANTIATE_TEST_SUITE_P(Targets, LinearOnTarget, testing::ValuesIn(Targets()),
-                         [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
+using LinearOnTarget = OnTarget;
+INSTANTIATE_TEST_SUITE_P(Targets, LinearOnTarget, testing::ValuesIn(EveryTarget()), NameOfTarget);
 
 TEST_P(LinearOnTarget, AgreesWithDoublePrecision) {
   std::mt19937 random(4);
@@ -260,7 +237,7 @@ TEST_P(LinearOnTarget, TinyActivationsDoNotBecomeNan) {
 // On CPUs with fused multiply-add all instruction sets work off the same chains.
 TEST(LinearTargets, VectorLengthsGiveTheSameBits) {
   std::mt19937 random(9);
-  std::vector<int64_t> targets = Targets();
+  std::vector<int64_t> targets = EveryTarget();
   targets.erase(targets.begin());  // The portable one does not fuse.
   for (DType dtype : kWeightTypes) {
     for (ActivationPrecision precision : Precisions(dtype)) {

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/attention/merge_partials.h"
 #include "tests/kernels/cpu_device.h"
+#include "tests/kernels/every_target.h"
 #include "tests/kernels/stored_type.h"
 
 namespace heddle {
@@ -238,7 +239,11 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-TEST(MlaDecode, MatchesDoublePrecision) {
+using MlaDecodeOnTarget = OnTarget;
+INSTANTIATE_TEST_SUITE_P(Targets, MlaDecodeOnTarget, testing::ValuesIn(EveryTarget()),
+                         NameOfTarget);
+
+TEST_P(MlaDecodeOnTarget, MatchesDoublePrecision) {
   std::mt19937 random(1);
   const std::vector<Shape> shapes = {{1, 1, 1},   {4, 16, 4},  {16, 64, 8}, {5, 20, 6},
                                      {9, 33, 10}, {20, 40, 2}, {35, 24, 4}, {2, 300, 64}};
@@ -398,7 +403,7 @@ TEST(MlaDecode, PagesMayLeaveGaps) {
 }
 
 // A value that is not finite spoils the rows that see it, visibly, and no others.
-TEST(MlaDecode, NotANumberStaysWithTheRowsThatSeeIt) {
+TEST_P(MlaDecodeOnTarget, NotANumberStaysWithTheRowsThatSeeIt) {
   std::mt19937 random(8);
   const Case setup{.shape = {6, 20, 6}, .page_size = 16};
   for (const int64_t element : {3, 22}) {  // of the latent, of the rotated key

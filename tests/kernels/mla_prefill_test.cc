@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/attention/mla_decode.h"
+#include "tests/kernels/every_target.h"
 #include "tests/kernels/test_weight.h"
 
 namespace heddle {
@@ -167,7 +168,11 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-TEST(MlaPrefill, MatchesDoublePrecision) {
+using MlaPrefillOnTarget = OnTarget;
+INSTANTIATE_TEST_SUITE_P(Targets, MlaPrefillOnTarget, testing::ValuesIn(EveryTarget()),
+                         NameOfTarget);
+
+TEST_P(MlaPrefillOnTarget, MatchesDoublePrecision) {
   std::mt19937 random(1);
   for (const Shape& shape : {Shape{4, 8, 4, 8},
                              {4, 8, 4, 6},
@@ -344,7 +349,7 @@ TEST(MlaPrefill, AgreesWithAbsorbedAttention) {
 }
 
 // A value that is not finite spoils the rows that see it, visibly, and no others.
-TEST(MlaPrefill, NotANumberStaysWithTheRowsThatSeeIt) {
+TEST_P(MlaPrefillOnTarget, NotANumberStaysWithTheRowsThatSeeIt) {
   std::mt19937 random(4);
   const Case setup{.shape = {3, 20, 6, 18}, .piece = 64};
   const Shape& shape = setup.shape;

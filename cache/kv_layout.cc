@@ -104,14 +104,20 @@ absl::StatusOr<KvLayout> KvLayout::ForGqa(int64_t page_size, DType dtype, int64_
   return Create(page_size, std::move(groups));
 }
 
-absl::StatusOr<KvLayout> KvLayout::ForMla(int64_t page_size, DType dtype, int64_t kv_lora_rank,
-                                          int64_t qk_rope_head_dim, int64_t num_layers) {
+absl::StatusOr<KvLayout> KvLayout::ForMla(int64_t page_size, DType dtype, int64_t num_latents,
+                                          int64_t kv_lora_rank, int64_t qk_rope_head_dim,
+                                          int64_t num_layers) {
   KvCacheGroup group;
   group.layers.resize(std::max<int64_t>(num_layers, 0));
   std::iota(group.layers.begin(), group.layers.end(), 0);
-  group.planes = {
-      {.kind = KvPlaneKind::kLatent, .dtype = dtype, .num_heads = 1, .head_dim = kv_lora_rank},
-      {.kind = KvPlaneKind::kRope, .dtype = dtype, .num_heads = 1, .head_dim = qk_rope_head_dim}};
+  group.planes = {{.kind = KvPlaneKind::kLatent,
+                   .dtype = dtype,
+                   .num_heads = num_latents,
+                   .head_dim = kv_lora_rank},
+                  {.kind = KvPlaneKind::kRope,
+                   .dtype = dtype,
+                   .num_heads = num_latents,
+                   .head_dim = qk_rope_head_dim}};
   return Create(page_size, {std::move(group)});
 }
 

@@ -49,9 +49,11 @@ class KvLayout {
   static absl::StatusOr<KvLayout> ForGqa(int64_t page_size, DType dtype, int64_t first_kv_head,
                                          int64_t local_kv_heads, int64_t head_dim,
                                          const std::vector<int64_t>& layer_windows);
-  // MLA: a latent and a rotated key a token and layer, whatever the number of heads.
-  static absl::StatusOr<KvLayout> ForMla(int64_t page_size, DType dtype, int64_t kv_lora_rank,
-                                         int64_t qk_rope_head_dim, int64_t num_layers);
+  // MLA: a latent and a rotated key a token and layer, whatever the number of heads. num_latents is
+  // 1, or 0 on a rank that stores nothing.
+  static absl::StatusOr<KvLayout> ForMla(int64_t page_size, DType dtype, int64_t num_latents,
+                                         int64_t kv_lora_rank, int64_t qk_rope_head_dim,
+                                         int64_t num_layers);
 
   int64_t page_size() const { return page_size_; }
   const std::vector<KvCacheGroup>& groups() const { return groups_; }

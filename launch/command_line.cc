@@ -241,13 +241,14 @@ class Parser {
                     "Stripes of the cache: auto or a count");
     AddCount(app, "--expected-context-len", line_.parallel.expected_context_len,
              "For the choice of auto; half of --max-model-len by default");
-    app->add_flag("--enable-expert-parallel", line_.parallel.enable_expert_parallel,
+    app->add_flag("--enable-expert-parallel", engine.enable_expert_parallel,
                   "Deal whole experts over ranks");
     app->add_flag("--enable-dp-attention", line_.parallel.enable_dp_attention,
                   "Data-parallel attention (MLA)");
     AddCount(app, "--max-model-len", engine.max_model_len,
              "Longest prompt + output; the model's limit by default");
-    AddCount(app, "--block-size,--page-size", engine.block_size, "Tokens a page of the cache (16)");
+    AddCount(app, "--block-size,--page-size", engine.block_size,
+             "Tokens a page of the cache (16, for MLA 64)");
     app->add_option("--kv-cache-dtype", raw_.kv_cache_dtype, "auto|float32|bfloat16|float16");
   }
 
@@ -409,10 +410,8 @@ class Parser {
         engine.device));
     RETURN_IF_ERROR(Choose<bool>("--activation-dtype", raw_.activation_dtype,
                                  {{"auto", true}, {"float32", false}}, engine.int8_activations));
-    bool score_token_by_token = false;
     RETURN_IF_ERROR(Choose<bool>("--score-mode", raw_.score_mode,
-                                 {{"prefill", false}, {"decode", true}}, score_token_by_token));
-    if (score_token_by_token) engine.prefill_chunk = 1;
+                                 {{"prefill", false}, {"decode", true}}, engine.decode_prompts));
     if (raw_.enable_prefix_caching && raw_.no_enable_prefix_caching) {
       return absl::InvalidArgumentError(
           "--enable-prefix-caching and --no-enable-prefix-caching exclude each other");

@@ -31,13 +31,9 @@ absl::Status CheckParallelFlags(const ParallelFlags& flags, int world_size) {
         absl::StrCat("--decode-context-parallel-size ", flags.decode_context_parallel_size,
                      ": this version runs with one stripe; use auto or 1"));
   }
-  if (flags.enable_expert_parallel) {
-    return absl::InvalidArgumentError(
-        "--enable-expert-parallel: this version runs no mixture-of-experts models");
-  }
   if (flags.enable_dp_attention) {
     return absl::InvalidArgumentError(
-        "--enable-dp-attention: this version runs no latent-attention models");
+        "--enable-dp-attention: this version splits attention by heads only");
   }
   if (!(flags.distributed_timeout_seconds > 0)) {
     return absl::InvalidArgumentError("--distributed-timeout-seconds: expected more than 0");

@@ -167,7 +167,7 @@ class Engine::Impl {
     options.max_num_seqs = limits_.max_num_seqs;
     options.max_num_batched_tokens = limits_.max_num_batched_tokens;
     options.max_model_len = limits_.max_model_len;
-    options.prefill_chunk = config_.prefill_chunk;
+    options.prefill_chunk = config_.decode_prompts ? 1 : config_.prefill_chunk;
     options.use_kv_cache = config_.use_kv_cache;
     options.page_table_digest = config_.verify_every_step;
     options.cache.page_size = limits_.page_size;

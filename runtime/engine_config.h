@@ -24,8 +24,9 @@ struct EngineConfig {
   int64_t max_num_seqs = 64;           // rows of the persistent batch
   int64_t max_num_batched_tokens = 0;  // 0: 2,048, at least max_num_seqs
   int64_t prefill_chunk = 0;           // most tokens of one prompt in one step; 0: the budget above
+  bool decode_prompts = false;         // compute prompts as generated tokens are, one by one
 
-  int64_t block_size = 0;  // tokens a page; 0: 16
+  int64_t block_size = 0;  // tokens a page; 0: DefaultPageSize
   // Per rank. If none of the three is set: 4 GiB, or one longest sequence if that takes more
   // (memory_share.h).
   std::optional<int64_t> num_kv_pages;           // exactly
@@ -33,6 +34,7 @@ struct EngineConfig {
   std::optional<double> memory_utilization;      // of the rank's share of free memory
   std::optional<DType> kv_cache_dtype;           // float32 on CPU if unset
   bool int8_activations = true;                  // block-quantised weights meet int8 activations
+  bool enable_expert_parallel = false;           // deal whole experts, not columns of each
   bool enable_prefix_caching = true;
   bool use_kv_cache = true;
 
@@ -41,6 +43,9 @@ struct EngineConfig {
   CpuStreamMode stream_mode = CpuStreamMode::kImmediate;
   // Ledger integrity after each step, page-table digests on every rank. For tests.
   bool verify_every_step = false;
+  // Most tokens that MLA expands at once, a multiple of kMlaPieceAlignment; 0: what takes little
+  // memory. For tests.
+  int64_t mla_piece_tokens = 0;
 };
 
 }  // namespace heddle

@@ -29,12 +29,17 @@ class TensorSizes {
     return Info(name).shape[0] * static_cast<int64_t>(sizeof(float));
   }
 
+  int64_t Bytes(absl::string_view name) const { return RowsBytes(name, AllRows(name)); }
+  // Of a matrix that is kept as the checkpoint has it, whatever is requested.
+  int64_t FileBytes(absl::string_view name) const {
+    return MatrixBytes(Info(name).dtype, AllRows(name), AllColumns(name), AllColumns(name).end);
+  }
   int64_t RowsBytes(absl::string_view name, Range rows) const {
-    return MatrixBytes(name, rows, {0, Info(name).shape[1]});
+    return MatrixBytes(DTypeOf(name), rows, AllColumns(name), AllColumns(name).end);
   }
   // A block that the range cuts is held whole.
   int64_t ColumnsBytes(absl::string_view name, Range cols) const {
-    return MatrixBytes(name, {0, Info(name).shape[0]}, cols);
+    return MatrixBytes(DTypeOf(name), AllRows(name), cols, AllColumns(name).end);
   }
 
  private:
@@ -44,10 +49,12 @@ class TensorSizes {
     return *info;
   }
 
-  int64_t MatrixBytes(absl::string_view name, Range rows, Range cols) const {
-    const DType dtype = DTypeOf(name);
+  Range AllRows(absl::string_view name) const { return {0, Info(name).shape[0]}; }
+  Range AllColumns(absl::string_view name) const { return {0, Info(name).shape[1]}; }
+
+  static int64_t MatrixBytes(DType dtype, Range rows, Range cols, int64_t total_cols) {
     const int64_t block = BlockElements(dtype);
-    const Range stored = CoverWithBlocks(cols, block, Info(name).shape[1]).stored;
+    const Range stored = CoverWithBlocks(cols, block, total_cols).stored;
     return rows.size() * ((stored.size() + block - 1) / block) * BlockBytes(dtype);
   }
 
@@ -55,8 +62,8 @@ class TensorSizes {
   const std::optional<DType> requested_;
 };
 
-int64_t AttentionBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,
-                       const KvGridRank& heads) {
+int64_t GqaBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,
+                 const KvGridRank& heads) {
   const Range query_rows = heads.query_heads.ScaledBy(spec.head_dim);
   const Range kv_rows = heads.kv_heads.ScaledBy(spec.head_dim);
   return sizes.RowsBytes(LayerTensor(layer, "self_attn.q_proj.weight"), query_rows) +
@@ -65,18 +72,116 @@ int64_t AttentionBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t 
          sizes.ColumnsBytes(LayerTensor(layer, "self_attn.o_proj.weight"), query_rows);
 }
 
-int64_t FfnBytes(const TensorSizes& sizes, int64_t layer, Range columns) {
-  return sizes.RowsBytes(LayerTensor(layer, "mlp.gate_proj.weight"), columns) +
-         sizes.RowsBytes(LayerTensor(layer, "mlp.up_proj.weight"), columns) +
-         sizes.ColumnsBytes(LayerTensor(layer, "mlp.down_proj.weight"), columns);
+// The projections to the latents are on every rank, and kv_b is held twice (see MlaWeights).
+int64_t MlaBytes(const ModelSpec& spec, const MlaSpec& mla, const TensorSizes& sizes, int64_t layer,
+                 Range heads) {
+  const Range query_rows = heads.ScaledBy(spec.head_dim);
+  const std::string kv_b = LayerTensor(layer, "self_attn.kv_b_proj.weight");
+  int64_t bytes = sizes.Bytes(LayerTensor(layer, "self_attn.kv_a_proj_with_mqa.weight")) +
+                  sizes.RowsBytes(kv_b, heads.ScaledBy(mla.qk_nope_head_dim + mla.v_head_dim)) +
+                  sizes.RowsBytes(kv_b, heads.ScaledBy(mla.v_head_dim)) +
+                  sizes.ColumnsBytes(LayerTensor(layer, "self_attn.o_proj.weight"),
+                                     heads.ScaledBy(mla.v_head_dim));
+  // Transposed, so widened if it came in blocks.
+  const DType kv_b_type = sizes.DTypeOf(kv_b);
+  bytes += heads.size() * mla.qk_nope_head_dim * mla.kv_lora_rank *
+           BlockBytes(IsBlockQuantised(kv_b_type) ? DType::kFloat32 : kv_b_type);
+  if (mla.q_lora_rank == 0) {
+    return bytes + sizes.RowsBytes(LayerTensor(layer, "self_attn.q_proj.weight"), query_rows);
+  }
+  return bytes + sizes.Bytes(LayerTensor(layer, "self_attn.q_a_proj.weight")) +
+         sizes.RowsBytes(LayerTensor(layer, "self_attn.q_b_proj.weight"), query_rows);
 }
 
-FfnShape FfnShapeOf(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer) {
-  const Range all = {0, spec.intermediate_size};
-  return {.num_columns = all.size(),
-          .block_columns = BlockElements(sizes.DTypeOf(LayerTensor(layer, "mlp.down_proj.weight"))),
-          .bytes_per_column =
-              static_cast<double>(FfnBytes(sizes, layer, all)) / static_cast<double>(all.size())};
+int64_t AttentionBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,
+                       const KvGridRank& heads) {
+  if (spec.mla.has_value()) return MlaBytes(spec, *spec.mla, sizes, layer, heads.query_heads);
+  return GqaBytes(spec, sizes, layer, heads);
+}
+
+// The three matrices of a gated FFN.
+struct FfnTensors {
+  std::string gate, up, down;
+
+  int64_t Bytes(const TensorSizes& sizes, Range columns) const {
+    return sizes.RowsBytes(gate, columns) + sizes.RowsBytes(up, columns) +
+           sizes.ColumnsBytes(down, columns);
+  }
+};
+
+// `copies` of it are cut at the same columns.
+FfnShape FfnShapeOf(const TensorSizes& sizes, const FfnTensors& tensors, int64_t width,
+                    int64_t copies = 1) {
+  return {.num_columns = width,
+          .block_columns = BlockElements(sizes.DTypeOf(tensors.down)),
+          .bytes_per_column = static_cast<double>(copies * tensors.Bytes(sizes, {0, width})) /
+                              static_cast<double>(width)};
+}
+
+// Deals the FFN of one layer. `bytes` holds what each rank has of the layer's attention, and then
+// of the FFN too.
+absl::StatusOr<std::vector<FfnShare>> DealDenseFfn(const ModelSpec& spec, const TensorSizes& sizes,
+                                                   int64_t layer, std::vector<int64_t>& bytes) {
+  const FfnTensors tensors = {LayerTensor(layer, "mlp.gate_proj.weight"),
+                              LayerTensor(layer, "mlp.up_proj.weight"),
+                              LayerTensor(layer, "mlp.down_proj.weight")};
+  ASSIGN_OR_RETURN(const std::vector<Range> columns,
+                   SplitFfn(FfnShapeOf(sizes, tensors, spec.intermediate_size), bytes));
+  std::vector<FfnShare> shares(bytes.size());
+  for (size_t rank = 0; rank < shares.size(); ++rank) {
+    shares[rank].columns = columns[rank];
+    bytes[rank] += tensors.Bytes(sizes, columns[rank]);
+  }
+  return shares;
+}
+
+// The same for a mixture of experts. The router is on every rank. Columns of the shared experts
+// make up for ranks that hold more of the rest.
+absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const TensorSizes& sizes,
+                                                 int64_t layer, bool expert_parallel,
+                                                 std::vector<int64_t>& bytes) {
+  const MoeSpec& moe = *spec.moe;
+  const int num_ranks = static_cast<int>(bytes.size());
+  // All experts of a layer are of one type: the loader sees to it.
+  const FfnTensors expert = {ExpertTensor(spec, layer, 0, FfnMatrix::kGate),
+                             ExpertTensor(spec, layer, 0, FfnMatrix::kUp),
+                             ExpertTensor(spec, layer, 0, FfnMatrix::kDown)};
+  const Range whole = {0, moe.expert_intermediate_size};
+  std::vector<FfnShare> shares(num_ranks, {.columns = whole, .experts = {0, moe.num_experts}});
+  if (expert_parallel) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      shares[rank].experts = SplitEvenly(moe.num_experts, num_ranks, rank);
+    }
+  } else {
+    ASSIGN_OR_RETURN(const std::vector<Range> columns,
+                     SplitFfn(FfnShapeOf(sizes, expert, whole.size(), moe.num_experts), bytes));
+    for (int rank = 0; rank < num_ranks; ++rank) shares[rank].columns = columns[rank];
+  }
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    bytes[rank] += sizes.FileBytes(RouterTensor(spec, layer)) +
+                   shares[rank].experts.size() * expert.Bytes(sizes, shares[rank].columns);
+  }
+  if (moe.shared_intermediate_size == 0) return shares;
+  const FfnTensors shared = {SharedExpertsTensor(layer, FfnMatrix::kGate),
+                             SharedExpertsTensor(layer, FfnMatrix::kUp),
+                             SharedExpertsTensor(layer, FfnMatrix::kDown)};
+  ASSIGN_OR_RETURN(const std::vector<Range> columns,
+                   SplitFfn(FfnShapeOf(sizes, shared, moe.shared_intermediate_size), bytes));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    shares[rank].shared_columns = columns[rank];
+    bytes[rank] += shared.Bytes(sizes, columns[rank]);
+  }
+  return shares;
+}
+
+absl::StatusOr<KvLayout> KvLayoutOf(const ModelSpec& spec, const ShardLayoutOptions& options,
+                                    Range kv_heads) {
+  if (spec.mla.has_value()) {
+    return KvLayout::ForMla(options.page_size, options.kv_cache_dtype, kv_heads.size(),
+                            spec.mla->kv_lora_rank, spec.mla->qk_rope_head_dim, spec.num_layers);
+  }
+  return KvLayout::ForGqa(options.page_size, options.kv_cache_dtype, kv_heads.begin,
+                          kv_heads.size(), spec.head_dim, spec.windows);
 }
 
 // Norms and biases are small, and repeated rather than cut when counted.
@@ -97,29 +202,28 @@ absl::StatusOr<ShardLayout> Deal(const ModelSpec& spec, const WeightSource& weig
   const int num_ranks = layout.grid.num_ranks();
   for (int rank = 0; rank < num_ranks; ++rank) {
     const KvGridRank& heads = layout.grid.rank(rank);
-    ASSIGN_OR_RETURN(KvLayout kv, KvLayout::ForGqa(options.page_size, options.kv_cache_dtype,
-                                                   heads.kv_heads.begin, heads.kv_heads.size(),
-                                                   spec.head_dim, spec.windows));
+    ASSIGN_OR_RETURN(KvLayout kv, KvLayoutOf(spec, options, heads.kv_heads));
     const Range vocabulary = SplitVocabulary(spec.vocab_size, num_ranks, rank);
     int64_t bytes = vector_bytes + sizes.RowsBytes(kEmbeddingTensor, vocabulary);
     if (!spec.tie_word_embeddings) bytes += sizes.RowsBytes(kHeadTensor, vocabulary);
     layout.ranks.push_back({.heads = heads,
-                            .ffn_columns = {},
+                            .ffn = {},
                             .vocabulary = vocabulary,
                             .weight_bytes = bytes,
                             .kv = std::move(kv)});
   }
-  std::vector<int64_t> attention_bytes(num_ranks);
+  std::vector<int64_t> bytes(num_ranks);
   for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
     for (int rank = 0; rank < num_ranks; ++rank) {
-      attention_bytes[rank] = AttentionBytes(spec, sizes, layer, layout.ranks[rank].heads);
+      bytes[rank] = AttentionBytes(spec, sizes, layer, layout.ranks[rank].heads);
     }
-    ASSIGN_OR_RETURN(const std::vector<Range> columns,
-                     SplitFfn(FfnShapeOf(spec, sizes, layer), attention_bytes));
+    ASSIGN_OR_RETURN(const std::vector<FfnShare> shares,
+                     HasExperts(spec, layer)
+                         ? DealMoeFfn(spec, sizes, layer, options.expert_parallel, bytes)
+                         : DealDenseFfn(spec, sizes, layer, bytes));
     for (int rank = 0; rank < num_ranks; ++rank) {
-      RankLayout& held = layout.ranks[rank];
-      held.ffn_columns.push_back(columns[rank]);
-      held.weight_bytes += attention_bytes[rank] + FfnBytes(sizes, layer, columns[rank]);
+      layout.ranks[rank].ffn.push_back(shares[rank]);
+      layout.ranks[rank].weight_bytes += bytes[rank];
     }
   }
   return layout;
@@ -178,15 +282,12 @@ DType StoredDType(DType in_checkpoint, std::optional<DType> requested) {
   return requested.has_value() && !IsBlockQuantised(in_checkpoint) ? *requested : in_checkpoint;
 }
 
+int64_t DefaultPageSize(const ModelSpec& spec) { return spec.mla.has_value() ? 64 : 16; }
+
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
-  if (spec.mla.has_value() || spec.moe.has_value() || spec.block_fp8.has_value()) {
-    return absl::UnimplementedError(absl::StrCat("models with ",
-                                                 spec.mla.has_value()   ? "latent attention"
-                                                 : spec.moe.has_value() ? "experts"
-                                                                        : "block-fp8 weights",
-                                                 " (", spec.model_type,
-                                                 ") cannot be dealt to ranks yet"));
+  if (spec.block_fp8.has_value()) {
+    return absl::UnimplementedError("block-fp8 weights cannot be dealt to ranks yet");
   }
   std::vector<std::string> reasons;
   absl::StatusOr<KvGrid> grid = KvGrid::Create(spec.total_query_heads, spec.total_kv_heads,
@@ -196,6 +297,10 @@ absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const Weight
     reasons.emplace_back(refusal.message());
     // Memory can be judged all the same where it is the stripes that do not fit.
     grid = KvGrid::Create(spec.total_query_heads, spec.total_kv_heads, options.num_ranks);
+  }
+  if (options.expert_parallel && !spec.moe.has_value()) {
+    reasons.push_back(
+        absl::StrCat("--enable-expert-parallel: a ", spec.model_type, " model has no experts"));
   }
   if (options.weight_dtype.has_value() && !IsFloatingPoint(*options.weight_dtype)) {
     reasons.push_back(absl::StrCat("weights can be kept as float32, bfloat16 or float16, not ",

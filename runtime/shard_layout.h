@@ -23,15 +23,24 @@ struct ShardLayoutOptions {
   std::optional<DType> weight_dtype = std::nullopt;
   DType kv_cache_dtype = DType::kFloat32;  // float32, bfloat16 or float16
   int64_t page_size = 16;
+  // Whole routed experts are dealt over the ranks, rather than columns of each.
+  bool expert_parallel = false;
   // Of one rank, for its weights and one page. Unset: not checked.
   std::optional<int64_t> memory_bytes = std::nullopt;
 };
 
-// What one rank holds. All ranges are global indexes and may be empty.
+// What one rank holds of a layer's FFN. All ranges are global indexes and may be empty.
+struct FfnShare {
+  Range columns = {};         // of the dense FFN, or of each routed expert held
+  Range experts = {};         // routed experts; none in a dense layer
+  Range shared_columns = {};  // of the shared experts together
+};
+
+// What one rank holds.
 struct RankLayout {
   KvGridRank heads;
-  std::vector<Range> ffn_columns;  // [num_layers]
-  Range vocabulary;                // rows of the embedding and of the head
+  std::vector<FfnShare> ffn;  // [num_layers]
+  Range vocabulary;           // rows of the embedding and of the head
   // In their stored type: matrices, and the vectors that every rank repeats. A tied table counts
   // once.
   int64_t weight_bytes = 0;
@@ -46,6 +55,10 @@ struct ShardLayout {
   std::vector<Range> VocabularyShards() const;
   int64_t MaxWeightBytes() const;  // of the fullest rank
 };
+
+// Tokens a page where nothing is asked for: few empty slots, or for MLA, whose latents are small,
+// few pages.
+int64_t DefaultPageSize(const ModelSpec& spec);
 
 // Reads shapes and dtypes alone. InvalidArgument for what cannot run, ResourceExhausted for a share
 // above `memory_bytes`; the message lists every reason, with the counts that would work.

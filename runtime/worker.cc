@@ -17,9 +17,11 @@
 #include "runtime/cpu_share.h"
 #include "runtime/memory_share.h"
 #include "runtime/model/decoder.h"
+#include "runtime/model/mla_attention.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
 #include "runtime/page_table_mirror.h"
+#include "runtime/plan_inputs.h"
 #include "runtime/sampling/prompt_scorer.h"
 #include "runtime/sampling/sequence_state.h"
 
@@ -27,7 +29,6 @@ namespace heddle {
 namespace {
 
 constexpr int64_t kDefaultBatchedTokens = 2048;
-constexpr int64_t kDefaultPageSize = 16;
 constexpr int64_t kMaxLogitRows = 256;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -61,7 +62,7 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
     // Every step computes whole sequences: the longest one must fit.
     limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, limits.max_model_len);
   }
-  limits.page_size = config.block_size > 0 ? config.block_size : kDefaultPageSize;
+  limits.page_size = config.block_size > 0 ? config.block_size : DefaultPageSize(spec);
   if (config.num_kv_pages.has_value()) {
     RETURN_IF_ERROR(positive("--num-kv-pages", *config.num_kv_pages));
   }
@@ -118,12 +119,13 @@ class ShardWorker : public Worker {
       ASSIGN_OR_RETURN(PagePool pool, PagePool::Create(*backend_, layout().kv, limits_.num_pages));
       decoder_options.pool = &pool_.emplace(std::move(pool));
     }
-    decoder_options.limits = StepLimits{
-        .max_tokens = limits_.max_num_batched_tokens,
-        .max_sequences = limits_.max_num_seqs,
-        .max_pages = limits_.max_num_seqs * CeilDiv(limits_.max_model_len, limits_.page_size),
-        .max_logit_rows = std::max(limits_.max_num_seqs,
-                                   std::min(limits_.max_num_batched_tokens, kMaxLogitRows))};
+    decoder_options.limits = ChooseStepLimits(config);
+    fill_options_ = {.limits = decoder_options.limits,
+                     .page_size = limits_.page_size,
+                     .stripe = layout().heads.stripe,
+                     .has_cache = config.use_kv_cache,
+                     .mla = spec_.mla.has_value(),
+                     .absorb_prompts = config.decode_prompts};
     max_logit_rows_ = decoder_options.limits.max_logit_rows;
     decoder_options.max_model_len = limits_.max_model_len;
     decoder_options.precision =
@@ -159,21 +161,20 @@ class ShardWorker : public Worker {
     RETURN_IF_ERROR(CopyPages(plan));
     if (plan.rows.empty()) return StepResult();
 
-    std::vector<const SequenceState*> sampled;
-    StepShape shape;
-    RETURN_IF_ERROR(FillInputs(plan, sampled, shape));
-    RETURN_IF_ERROR(inputs_->Upload(shape, *backend_, *stream_));
-    RETURN_IF_ERROR(decoder_->Forward(*inputs_, shape, *stream_));
+    ASSIGN_OR_RETURN(const PlanInputs filled,
+                     FillPlanInputs(plan, fill_options_, slots_, *tables_, *inputs_));
+    RETURN_IF_ERROR(inputs_->Upload(filled.shape, *backend_, *stream_));
+    RETURN_IF_ERROR(decoder_->Forward(*inputs_, filled.shape, *stream_));
     StepResult result;
-    if (!sampled.empty()) {
+    if (!filled.sampled.empty()) {
       ASSIGN_OR_RETURN(
           const ConstMatrixView logits,
-          decoder_->Logits(inputs_->logit_rows.device(), shape.num_logit_rows, *stream_));
-      ASSIGN_OR_RETURN(result.samples, sampler_->Sample(logits, sampled, *stream_));
+          decoder_->Logits(inputs_->logit_rows.device(), filled.shape.num_logit_rows, *stream_));
+      ASSIGN_OR_RETURN(result.samples, sampler_->Sample(logits, filled.sampled, *stream_));
       RETURN_IF_ERROR(AppendSamples(plan, result.samples));
     }
     RETURN_IF_ERROR(stream_->Synchronize());
-    RETURN_IF_ERROR(ScorePrompts(plan, result));
+    RETURN_IF_ERROR(ScorePrompts(plan, filled.rows, result));
     return result;
   }
 
@@ -181,6 +182,24 @@ class ShardWorker : public Worker {
   const RankLayout& layout() const override { return shard_layout_.ranks[world_.self.rank]; }
 
  private:
+  StepLimits ChooseStepLimits(const EngineConfig& config) const {
+    // A row of MLA may be two sequences (see StepShape).
+    const int64_t max_sequences = limits_.max_num_seqs * (spec_.mla.has_value() ? 2 : 1);
+    StepLimits limits = {
+        .max_tokens = limits_.max_num_batched_tokens,
+        .max_sequences = max_sequences,
+        .max_pages = max_sequences * CeilDiv(limits_.max_model_len, limits_.page_size),
+        .max_logit_rows = std::max(limits_.max_num_seqs,
+                                   std::min(limits_.max_num_batched_tokens, kMaxLogitRows))};
+    if (spec_.mla.has_value()) {
+      limits.max_piece_tokens = config.mla_piece_tokens > 0
+                                    ? config.mla_piece_tokens
+                                    : MlaPieceTokens(*spec_.mla, layout().heads.query_heads.size());
+      limits.max_pieces = max_sequences * CeilDiv(limits_.max_model_len, limits.max_piece_tokens);
+    }
+    return limits;
+  }
+
   absl::Status ApplySlots(const StepPlan& plan) {
     RETURN_IF_ERROR(tables_->Apply(plan));
     for (const int32_t slot : plan.released_slots) slots_[slot].reset();
@@ -220,79 +239,6 @@ class ShardWorker : public Worker {
     return flush();
   }
 
-  absl::Status FillInputs(const StepPlan& plan, std::vector<const SequenceState*>& sampled,
-                          StepShape& shape) {
-    shape.num_sequences = static_cast<int64_t>(plan.rows.size());
-    if (shape.num_sequences > limits_.max_num_seqs ||
-        plan.NumTokens() > limits_.max_num_batched_tokens) {
-      return absl::InternalError(absl::StrCat("step plan: ", plan.rows.size(), " rows of ",
-                                              plan.NumTokens(), " tokens are above the limits"));
-    }
-    const int stripe = layout().heads.stripe;
-    inputs_->query_starts.host()[0] = 0;
-    inputs_->page_starts.host()[0] = 0;
-    int64_t sequence = 0;
-    for (const PlanRow& row : plan.rows) {
-      if (row.batch_slot < 0 || row.batch_slot >= limits_.max_num_seqs ||
-          !slots_[row.batch_slot].has_value()) {
-        return absl::InternalError(
-            absl::StrCat("step plan: batch slot ", row.batch_slot, " is empty"));
-      }
-      const SequenceState& state = *slots_[row.batch_slot];
-      const int64_t end = int64_t{row.first_position} + row.query_length;
-      if (row.query_length < 1 || row.first_position < 0 || end > state.position() ||
-          (row.sample && end != state.position())) {
-        return absl::InternalError(absl::StrCat("step plan: row of positions ", row.first_position,
-                                                " to ", end, " in a sequence of ",
-                                                state.position()));
-      }
-      for (int64_t position = row.first_position; position < end; ++position) {
-        const int64_t token = shape.num_tokens++;
-        inputs_->token_ids.host()[token] = state.token_ids()[position];
-        inputs_->positions.host()[token] = static_cast<int32_t>(position);
-        if (pool_.has_value()) RETURN_IF_ERROR(FillAppend(row.batch_slot, position, token));
-      }
-      if (pool_.has_value()) FillPages(tables_->table(row.batch_slot), stripe, end, shape);
-      if (row.sample) {
-        inputs_->logit_rows.host()[shape.num_logit_rows++] =
-            static_cast<int32_t>(shape.num_tokens - 1);
-        sampled.push_back(&state);
-      }
-      ++sequence;
-      inputs_->query_starts.host()[sequence] = static_cast<int32_t>(shape.num_tokens);
-      inputs_->page_starts.host()[sequence] = static_cast<int32_t>(shape.num_pages);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status FillAppend(int32_t batch_slot, int64_t position, int64_t token) {
-    const PageTable& table = tables_->table(batch_slot);
-    const int64_t page = position / limits_.page_size;
-    if (page < table.first_page || page >= table.end_page()) {
-      return absl::InternalError(
-          absl::StrCat("step plan: slot ", batch_slot, " has no page for position ", position));
-    }
-    const PageLocation& location = table.pages[page - table.first_page];
-    inputs_->append_slots.host()[token] =
-        location.stripe == layout().heads.stripe ? location.slot : -1;
-    inputs_->append_offsets.host()[token] = static_cast<int32_t>(position % limits_.page_size);
-    return absl::OkStatus();
-  }
-
-  // This rank's pages of a sequence whose first `end` positions are stored after the step.
-  void FillPages(const PageTable& table, int stripe, int64_t end, StepShape& shape) {
-    int64_t first_position = table.first_page * limits_.page_size;
-    for (const PageLocation& location : table.pages) {
-      if (first_position >= end) break;
-      if (location.stripe == stripe) {
-        inputs_->pages.host()[shape.num_pages++] = {
-            location.slot, static_cast<int32_t>(std::min(limits_.page_size, end - first_position)),
-            static_cast<int32_t>(first_position)};
-      }
-      first_position += limits_.page_size;
-    }
-  }
-
   absl::Status AppendSamples(const StepPlan& plan, const std::vector<SampledToken>& samples) {
     size_t next = 0;
     for (const PlanRow& row : plan.rows) {
@@ -306,8 +252,8 @@ class ShardWorker : public Worker {
 
   // Collective. Log-probabilities of the prompt tokens after each position of the rows that ask for
   // them, in pieces of the rows that the decoder can give logits of at once.
-  absl::Status ScorePrompts(const StepPlan& plan, StepResult& result) {
-    int64_t first_token = 0;
+  absl::Status ScorePrompts(const StepPlan& plan, const std::vector<RowTokens>& places,
+                            StepResult& result) {
     for (size_t i = 0; i < plan.rows.size(); ++i) {
       const PlanRow& row = plan.rows[i];
       const SequenceState& state = *slots_[row.batch_slot];
@@ -318,22 +264,21 @@ class ShardWorker : public Worker {
         const int64_t num_scored =
             std::min<int64_t>(row.query_length, state.prompt_length() - row.first_position);
         for (int64_t done = 0; done < num_scored; done += max_logit_rows_) {
-          RETURN_IF_ERROR(ScorePiece(state, row.first_position + done, first_token + done,
+          RETURN_IF_ERROR(ScorePiece(state, places[i], row.first_position + done,
                                      std::min(max_logit_rows_, num_scored - done), score));
         }
         result.prompt_scores.push_back(std::move(score));
       }
-      first_token += row.query_length;
     }
     return absl::OkStatus();
   }
 
-  absl::Status ScorePiece(const SequenceState& state, int64_t first_position, int64_t first_token,
-                          int64_t count, StepResult::PromptScore& score) {
+  absl::Status ScorePiece(const SequenceState& state, const RowTokens& place,
+                          int64_t first_position, int64_t count, StepResult::PromptScore& score) {
     std::vector<int32_t> targets(count, -1);
     int64_t num_targets = 0;
     for (int64_t i = 0; i < count; ++i) {
-      inputs_->logit_rows.host()[i] = static_cast<int32_t>(first_token + i);
+      inputs_->logit_rows.host()[i] = static_cast<int32_t>(place.TokenAt(first_position + i));
       if (first_position + i + 1 < state.prompt_length()) {
         targets[i] = state.token_ids()[first_position + i + 1];
         ++num_targets;
@@ -363,6 +308,7 @@ class ShardWorker : public Worker {
   std::optional<ModelWeights> weights_;
   std::optional<PagePool> pool_;  // none without a cache
   std::optional<StepInputs> inputs_;
+  PlanInputsOptions fill_options_;
   std::optional<StepArray<int32_t>> copy_sources_;
   std::optional<StepArray<int32_t>> copy_targets_;
   std::unique_ptr<Decoder> decoder_;
@@ -391,6 +337,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
     options.weight_dtype = config.dtype;
     options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
     options.page_size = limits.page_size;
+    options.expert_parallel = config.enable_expert_parallel;
     options.memory_bytes = free_memory;
     ASSIGN_OR_RETURN(ShardLayout layout,
                      BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));

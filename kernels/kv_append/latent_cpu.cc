@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -38,6 +39,58 @@ void RoundThrough(const float* values, int64_t count, DType dtype, float* rounde
   }
 }
 
+// Where a row of latent_gather comes from: a row of the step, a token of a page, or nowhere.
+struct LatentPlace {
+  int64_t row = -1;
+  int64_t slot = -1;
+  int64_t offset = 0;
+};
+
+// Fills the places of one sequence's rows.
+absl::Status FindPlaces(const LatentGatherArgs& args, int64_t sequence,
+                        std::vector<LatentPlace>& places) {
+  const int64_t begin = args.segment_starts[sequence], end = args.segment_starts[sequence + 1];
+  if (begin < 0 || begin > end || end > args.latent.rows) {
+    return absl::OutOfRangeError(
+        absl::StrCat("rows ", begin, " to ", end, " of ", args.latent.rows));
+  }
+  const int64_t first_position = args.segment_positions[sequence];
+  const int64_t end_position = first_position + end - begin;
+
+  const int64_t first_query = args.query_starts[sequence];
+  const int64_t end_query = args.query_starts[sequence + 1];
+  if (first_query < 0 || first_query > end_query || end_query > args.local_latent.rows) {
+    return absl::OutOfRangeError(
+        absl::StrCat("tokens ", first_query, " to ", end_query, " of ", args.local_latent.rows));
+  }
+  int64_t stored_end = end_position;
+  if (first_query < end_query) {
+    const int64_t local_position = args.positions[first_query];
+    stored_end = std::min(end_position, local_position);
+    for (int64_t p = std::max(first_position, local_position);
+         p < std::min(end_position, local_position + end_query - first_query); ++p) {
+      places[begin + p - first_position].row = first_query + p - local_position;
+    }
+  }
+  if (args.pages.latent.data == nullptr) return absl::OkStatus();
+
+  for (int64_t i = args.pages.page_starts[sequence]; i < args.pages.page_starts[sequence + 1];
+       ++i) {
+    const PageSpan& page = args.pages.pages[i];
+    if (page.slot < 0 || page.num_valid < 0 || page.num_valid > args.pages.page_size) {
+      return absl::OutOfRangeError(absl::StrCat("page in slot ", page.slot, " holds ",
+                                                page.num_valid, " of ", args.pages.page_size,
+                                                " tokens"));
+    }
+    const int64_t page_begin = page.first_position;
+    for (int64_t p = std::max(first_position, page_begin);
+         p < std::min(stored_end, page_begin + page.num_valid); ++p) {
+      places[begin + p - first_position] = {.row = -1, .slot = page.slot, .offset = p - page_begin};
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status LatentAppendCpu(const LatentAppendArgs& args, Stream& stream) {
@@ -67,30 +120,27 @@ absl::Status LatentAppendCpu(const LatentAppendArgs& args, Stream& stream) {
 absl::Status LatentGatherCpu(const LatentGatherArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateLatentGather(args));
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) -> absl::Status {
-    for (int64_t i = 0; i < args.latent.rows; ++i) {
-      if (args.slots[i] >= 0) {
-        RETURN_IF_ERROR(CheckOffset("latent_gather", i, args.page_offsets[i], args.page_size));
-      } else if (args.local_rows[i] >= args.local_latent.rows) {
-        return absl::OutOfRangeError(absl::StrCat("latent_gather: token ", i, " asks for row ",
-                                                  args.local_rows[i], " of ",
-                                                  args.local_latent.rows));
-      }
+    std::vector<LatentPlace> places(args.latent.rows);
+    for (int64_t sequence = 0; sequence < args.num_sequences; ++sequence) {
+      RETURN_IF_ERROR(Annotate(FindPlaces(args, sequence, places),
+                               absl::StrCat("latent_gather: sequence ", sequence)));
     }
+    const KvPlane& latent_plane = args.pages.latent;
+    const KvPlane& rope_plane = args.pages.rope;
     const int64_t width = args.latent.cols, rope_width = args.rope.cols;
     ParallelRows(pool, args.latent.rows, width + rope_width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t slot = args.slots[i], offset = args.page_offsets[i];
-        const int64_t local = args.local_rows[i];
+        const LatentPlace& place = places[i];
         float* latent = args.latent.Row<float>(i);
         float* rope = args.rope.Row<float>(i);
-        if (slot >= 0) {
-          LoadFloats(TokenAt(args.latent_plane, slot, offset, width), width,
-                     args.latent_plane.dtype, latent);
-          LoadFloats(TokenAt(args.rope_plane, slot, offset, rope_width), rope_width,
-                     args.rope_plane.dtype, rope);
-        } else if (local >= 0) {
-          RoundThrough(args.local_latent.Row<float>(local), width, args.latent_plane.dtype, latent);
-          RoundThrough(args.local_rope.Row<float>(local), rope_width, args.rope_plane.dtype, rope);
+        if (place.row >= 0) {
+          RoundThrough(args.local_latent.Row<float>(place.row), width, latent_plane.dtype, latent);
+          RoundThrough(args.local_rope.Row<float>(place.row), rope_width, rope_plane.dtype, rope);
+        } else if (place.slot >= 0) {
+          LoadFloats(TokenAt(latent_plane, place.slot, place.offset, width), width,
+                     latent_plane.dtype, latent);
+          LoadFloats(TokenAt(rope_plane, place.slot, place.offset, rope_width), rope_width,
+                     rope_plane.dtype, rope);
         } else {
           std::memset(latent, 0, width * sizeof(float));
           std::memset(rope, 0, rope_width * sizeof(float));

@@ -1,4 +1,4 @@
-// A piece of a sequence's latents and rotated keys in dense memory, for MLA's expanded prefill.
+// A piece of the latents and rotated keys of sequences in dense memory, for MLA's expanded prefill.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,19 +8,21 @@
 
 namespace heddle {
 
-// Row i comes from a page of this rank (slots[i] >= 0), else from row local_rows[i] >= 0 of the
-// step's own tokens, rounded as its page would, else it is zeros, for another rank to fill.
+// Rows [segment_starts[s], segment_starts[s + 1]) are the positions of sequence s from
+// segment_positions[s] on. From the sequence's first query of the step on they are the step's own
+// rows, rounded as their pages round; before, they come from the pages. What is in neither, or in
+// another rank's page, is zeros.
 struct LatentGatherArgs {
-  KvPlane latent_plane;  // [slots, page_size, kv_lora_rank]
-  KvPlane rope_plane;    // [slots, page_size, rope_dim]
-  int64_t page_size = 0;
-  ConstMatrixView local_latent;           // [tokens, kv_lora_rank], normed
-  ConstMatrixView local_rope;             // [tokens, rope_dim], rotated
-  const int32_t* slots = nullptr;         // [n], device
-  const int32_t* page_offsets = nullptr;  // [n], device: index inside the page
-  const int32_t* local_rows = nullptr;    // [n], device
-  MatrixView latent;                      // [n, kv_lora_rank]
-  MatrixView rope;                        // [n, rope_dim]
+  PagedLatentView pages;         // planes without data: there is no cache
+  ConstMatrixView local_latent;  // [tokens, kv_lora_rank], normed
+  ConstMatrixView local_rope;    // [tokens, rope_dim], rotated
+  int64_t num_sequences = 0;
+  const int32_t* query_starts = nullptr;       // [num_sequences + 1], device, into the tokens
+  const int32_t* positions = nullptr;          // [tokens], device
+  const int32_t* segment_starts = nullptr;     // [num_sequences + 1], device, into the rows
+  const int32_t* segment_positions = nullptr;  // [num_sequences], device
+  MatrixView latent;                           // [rows, kv_lora_rank]
+  MatrixView rope;                             // [rows, rope_dim]
 };
 
 absl::Status ValidateLatentGather(const LatentGatherArgs& args);

@@ -61,8 +61,30 @@ Json DescribeModel(const CommandLine& line, const Checkpoint& checkpoint) {
                {"tie_word_embeddings", spec.tie_word_embeddings},
                {"max_position_embeddings", spec.max_position_embeddings},
                {"layers_with_window", windowed}};
+  if (spec.mla.has_value()) {
+    json["q_lora_rank"] = spec.mla->q_lora_rank;
+    json["kv_lora_rank"] = spec.mla->kv_lora_rank;
+    json["qk_nope_head_dim"] = spec.mla->qk_nope_head_dim;
+    json["qk_rope_head_dim"] = spec.mla->qk_rope_head_dim;
+    json["v_head_dim"] = spec.mla->v_head_dim;
+  }
+  if (spec.moe.has_value()) {
+    const MoeSpec& moe = *spec.moe;
+    json["experts"] = moe.num_experts;
+    json["experts_per_token"] = moe.num_experts_per_token;
+    json["expert_intermediate_size"] = moe.expert_intermediate_size;
+    json["shared_intermediate_size"] = moe.shared_intermediate_size;
+    json["layers_with_experts"] = std::count(moe.layers.begin(), moe.layers.end(), true);
+  }
   if (windowed > 0) json["window"] = *std::max_element(spec.windows.begin(), spec.windows.end());
   return json;
+}
+
+// What a rank holds of the first layer with experts; null if it holds none, or there is none.
+const FfnShare* FirstWithExperts(const RankLayout& rank) {
+  const auto share = std::find_if(rank.ffn.begin(), rank.ffn.end(),
+                                  [](const FfnShare& ffn) { return !ffn.experts.empty(); });
+  return share == rank.ffn.end() ? nullptr : &*share;
 }
 
 Json DescribeLayout(const ShardLayout& layout) {
@@ -74,10 +96,15 @@ Json DescribeLayout(const ShardLayout& layout) {
                      {"stripe", one.heads.stripe},
                      {"query_heads", RangeJson(one.heads.query_heads)},
                      {"kv_heads", RangeJson(one.heads.kv_heads)},
-                     {"ffn_columns", RangeJson(one.ffn_columns.front())},
+                     {"ffn_columns", RangeJson(one.ffn.front().columns)},
                      {"vocabulary", RangeJson(one.vocabulary)},
                      {"weight_bytes", one.weight_bytes},
                      {"kv_bytes_per_token", one.kv.bytes_per_token()}});
+    if (const FfnShare* share = FirstWithExperts(one)) {
+      ranks.back()["experts"] = RangeJson(share->experts);
+      ranks.back()["expert_columns"] = RangeJson(share->columns);
+      ranks.back()["shared_expert_columns"] = RangeJson(share->shared_columns);
+    }
   }
   int64_t total = 0;
   for (const RankLayout& one : layout.ranks) total += one.weight_bytes;
@@ -116,7 +143,7 @@ void PrintText(const Json& model, const ShardLayout& layout) {
     const RankLayout& one = layout.ranks[rank];
     std::printf("%5zu %12s %10s %14s %16s %12s %14s\n", rank,
                 RangeText(one.heads.query_heads).c_str(), RangeText(one.heads.kv_heads).c_str(),
-                RangeText(one.ffn_columns.front()).c_str(), RangeText(one.vocabulary).c_str(),
+                RangeText(one.ffn.front().columns).c_str(), RangeText(one.vocabulary).c_str(),
                 Bytes(static_cast<double>(one.weight_bytes)).c_str(),
                 Bytes(static_cast<double>(one.kv.bytes_per_token())).c_str());
   }
@@ -146,7 +173,9 @@ absl::StatusOr<int> RunInspect(const CommandLine& line) {
   }
   options.weight_dtype = line.engine.dtype;
   options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
-  if (line.engine.block_size > 0) options.page_size = line.engine.block_size;
+  options.page_size =
+      line.engine.block_size > 0 ? line.engine.block_size : DefaultPageSize(checkpoint.spec);
+  options.expert_parallel = line.engine.enable_expert_parallel;
   ASSIGN_OR_RETURN(const ShardLayout layout,
                    BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
   const Json model = DescribeModel(line, checkpoint);

@@ -13,8 +13,8 @@
 namespace heddle {
 
 Decoder::Decoder(const ModelSpec& spec, const RankLayout& layout, const ModelWeights& weights,
-                 DecoderOptions options, GqaAttentionBlock attention, DenseFfnBlock ffn,
-                 Backend& backend, Communicator& communicator)
+                 DecoderOptions options, AttentionBlock attention, DenseFfnBlock dense_ffn,
+                 std::optional<MoeFfnBlock> moe_ffn, Backend& backend, Communicator& communicator)
     : spec_(spec),
       layout_(layout),
       weights_(weights),
@@ -22,7 +22,8 @@ Decoder::Decoder(const ModelSpec& spec, const RankLayout& layout, const ModelWei
       kernels_(backend.kernels()),
       communicator_(communicator),
       attention_(std::move(attention)),
-      ffn_(std::move(ffn)) {}
+      dense_ffn_(std::move(dense_ffn)),
+      moe_ffn_(std::move(moe_ffn)) {}
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelSpec& spec,
                                                          const ShardLayout& layout, int rank,
@@ -36,18 +37,35 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelSpec& spec,
   }
   const RankLayout& held = layout.ranks[rank];
   const StepLimits limits = options.limits;
-  ASSIGN_OR_RETURN(GqaAttentionBlock attention,
-                   GqaAttentionBlock::Create(spec, held, limits, options.max_model_len,
-                                             options.pool, options.precision, backend));
-  int64_t max_columns = 0;
-  for (const Range& columns : held.ffn_columns) {
-    max_columns = std::max(max_columns, columns.size());
+  const auto create_attention = [&]() -> absl::StatusOr<AttentionBlock> {
+    const auto create = [&]<typename Block>(std::in_place_type_t<Block>) {
+      return Block::Create(spec, held, limits, options.max_model_len, options.pool,
+                           options.precision, backend);
+    };
+    if (spec.mla.has_value()) return create(std::in_place_type<MlaAttentionBlock>);
+    return create(std::in_place_type<GqaAttentionBlock>);
+  };
+  ASSIGN_OR_RETURN(AttentionBlock attention, create_attention());
+  int64_t max_dense_columns = 0, max_expert_columns = 0;
+  for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
+    const FfnShare& share = held.ffn[layer];
+    const bool has_experts = HasExperts(spec, layer);
+    int64_t& most = has_experts ? max_expert_columns : max_dense_columns;
+    most = std::max(most, share.columns.size());
+    max_dense_columns = std::max(max_dense_columns, share.shared_columns.size());
   }
-  ASSIGN_OR_RETURN(DenseFfnBlock ffn,
-                   DenseFfnBlock::Create(max_columns, limits, options.precision, backend));
-  std::unique_ptr<Decoder> decoder =
-      absl::WrapUnique(new Decoder(spec, held, weights, std::move(options), std::move(attention),
-                                   std::move(ffn), backend, communicator));
+  ASSIGN_OR_RETURN(DenseFfnBlock dense_ffn,
+                   DenseFfnBlock::Create(max_dense_columns, limits, options.precision, backend));
+  std::optional<MoeFfnBlock> moe_ffn;
+  if (spec.moe.has_value()) {
+    ASSIGN_OR_RETURN(MoeFfnBlock block,
+                     MoeFfnBlock::Create(*spec.moe, spec.hidden_size, max_expert_columns, limits,
+                                         options.precision, backend));
+    moe_ffn.emplace(std::move(block));
+  }
+  std::unique_ptr<Decoder> decoder = absl::WrapUnique(
+      new Decoder(spec, held, weights, std::move(options), std::move(attention),
+                  std::move(dense_ffn), std::move(moe_ffn), backend, communicator));
   const auto hidden = [&](int64_t rows) {
     return Activation::Create(rows, spec.hidden_size, backend);
   };
@@ -89,17 +107,35 @@ absl::Status Decoder::RunLayer(int64_t layer, const StepInputs& inputs, const St
   const MatrixView partial = partial_.Rows(num_tokens_);
 
   RETURN_IF_ERROR(Norm(hidden, weights.attention_norm, normed, stream));
-  RETURN_IF_ERROR(
-      attention_.Forward(layer, weights, normed, inputs, shape, partial, options_.tap, stream));
+  RETURN_IF_ERROR(Attend(layer, inputs, shape, normed, partial, stream));
   RETURN_IF_ERROR(SumOverRanks(partial, stream));
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
 
   RETURN_IF_ERROR(Norm(hidden, weights.ffn_norm, normed, stream));
-  RETURN_IF_ERROR(ffn_.Forward(weights.ffn, normed, partial, stream));
+  RETURN_IF_ERROR(FeedForward(weights.ffn, normed, partial, stream));
   RETURN_IF_ERROR(SumOverRanks(partial, stream));
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
   if (options_.tap) RETURN_IF_ERROR(options_.tap(absl::StrCat("layers.", layer, ".out"), hidden));
   return absl::OkStatus();
+}
+
+absl::Status Decoder::Attend(int64_t layer, const StepInputs& inputs, const StepShape& shape,
+                             ConstMatrixView x, MatrixView out, Stream& stream) {
+  const auto& weights = weights_.layers[layer].attention;
+  if (auto* mla = std::get_if<MlaAttentionBlock>(&attention_)) {
+    return mla->Forward(layer, std::get<MlaWeights>(weights), x, inputs, shape, out, options_.tap,
+                        stream);
+  }
+  return std::get<GqaAttentionBlock>(attention_)
+      .Forward(layer, std::get<GqaWeights>(weights), x, inputs, shape, out, options_.tap, stream);
+}
+
+absl::Status Decoder::FeedForward(const std::variant<DenseFfnWeights, MoeWeights>& weights,
+                                  ConstMatrixView x, MatrixView out, Stream& stream) {
+  if (const auto* dense = std::get_if<DenseFfnWeights>(&weights)) {
+    return dense_ffn_.Forward(*dense, x, out, stream);
+  }
+  return moe_ffn_->Forward(std::get<MoeWeights>(weights), dense_ffn_, x, out, stream);
 }
 
 absl::StatusOr<ConstMatrixView> Decoder::Logits(const int32_t* rows, int64_t num_rows,

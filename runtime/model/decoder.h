@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,7 +18,9 @@
 #include "runtime/model/activation.h"
 #include "runtime/model/dense_ffn.h"
 #include "runtime/model/gqa_attention.h"
+#include "runtime/model/mla_attention.h"
 #include "runtime/model/model_spec.h"
+#include "runtime/model/moe_ffn.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
 #include "runtime/shard_layout.h"
@@ -61,13 +65,20 @@ class Decoder {
   absl::StatusOr<ConstMatrixView> Logits(const int32_t* rows, int64_t num_rows, Stream& stream);
 
  private:
+  using AttentionBlock = std::variant<GqaAttentionBlock, MlaAttentionBlock>;
+
   Decoder(const ModelSpec& spec, const RankLayout& layout, const ModelWeights& weights,
-          DecoderOptions options, GqaAttentionBlock attention, DenseFfnBlock ffn, Backend& backend,
-          Communicator& communicator);
+          DecoderOptions options, AttentionBlock attention, DenseFfnBlock dense_ffn,
+          std::optional<MoeFfnBlock> moe_ffn, Backend& backend, Communicator& communicator);
 
   // Fills what is not yet summed over the ranks; then all ranks hold the same bits.
   absl::Status SumOverRanks(MatrixView partial, Stream& stream);
   absl::Status Norm(ConstMatrixView x, const float* weight, MatrixView out, Stream& stream);
+  // Both fill `out` with this rank's summand.
+  absl::Status Attend(int64_t layer, const StepInputs& inputs, const StepShape& shape,
+                      ConstMatrixView x, MatrixView out, Stream& stream);
+  absl::Status FeedForward(const std::variant<DenseFfnWeights, MoeWeights>& weights,
+                           ConstMatrixView x, MatrixView out, Stream& stream);
   absl::Status RunLayer(int64_t layer, const StepInputs& inputs, const StepShape& shape,
                         Stream& stream);
 
@@ -77,8 +88,9 @@ class Decoder {
   const DecoderOptions options_;
   const KernelTable& kernels_;
   Communicator& communicator_;
-  GqaAttentionBlock attention_;
-  DenseFfnBlock ffn_;
+  AttentionBlock attention_;
+  DenseFfnBlock dense_ffn_;             // of the dense layers, and of shared experts
+  std::optional<MoeFfnBlock> moe_ffn_;  // of the layers with experts
 
   int64_t num_tokens_ = 0;  // of the last Forward
   Activation hidden_;       // [tokens, hidden], the residual stream

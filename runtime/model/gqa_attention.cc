@@ -9,27 +9,21 @@
 namespace heddle {
 
 GqaAttentionBlock::GqaAttentionBlock(const ModelSpec& spec, const RankLayout& layout,
-                                     const PagePool* pool, ActivationPrecision precision,
-                                     Backend& backend)
+                                     RotaryTable rotary, const PagePool* pool,
+                                     ActivationPrecision precision, Backend& backend)
     : spec_(spec),
       kernels_(backend.kernels()),
       pool_(pool),
       precision_(precision),
       query_heads_(layout.heads.query_heads.size()),
-      kv_heads_(layout.heads.kv_heads.size()) {}
+      kv_heads_(layout.heads.kv_heads.size()),
+      rotary_(std::move(rotary)) {}
 
 absl::StatusOr<GqaAttentionBlock> GqaAttentionBlock::Create(
     const ModelSpec& spec, const RankLayout& layout, const StepLimits& limits,
     int64_t max_model_len, const PagePool* pool, ActivationPrecision precision, Backend& backend) {
-  GqaAttentionBlock block(spec, layout, pool, precision, backend);
-  block.max_model_len_ = max_model_len;
-  const std::vector<float> table = CosSinTable(spec.rope, max_model_len);
-  const size_t bytes = table.size() * sizeof(float);
-  ASSIGN_OR_RETURN(block.cos_sin_, backend.Allocate(bytes));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend.CreateStream());
-  RETURN_IF_ERROR(backend.CopyAsync(block.cos_sin_.data(), table.data(), bytes, *stream));
-  RETURN_IF_ERROR(stream->Synchronize());
-
+  ASSIGN_OR_RETURN(RotaryTable rotary, RotaryTable::Create(spec.rope, max_model_len, backend));
+  GqaAttentionBlock block(spec, layout, std::move(rotary), pool, precision, backend);
   const auto activation = [&](int64_t heads) {
     return Activation::Create(limits.max_tokens, heads * spec.head_dim, backend);
   };
@@ -40,10 +34,9 @@ absl::StatusOr<GqaAttentionBlock> GqaAttentionBlock::Create(
   return block;
 }
 
-absl::Status GqaAttentionBlock::Forward(int64_t layer, const LayerWeights& weights,
-                                        ConstMatrixView x, const StepInputs& inputs,
-                                        const StepShape& shape, MatrixView out, const Tap& tap,
-                                        Stream& stream) {
+absl::Status GqaAttentionBlock::Forward(int64_t layer, const GqaWeights& weights, ConstMatrixView x,
+                                        const StepInputs& inputs, const StepShape& shape,
+                                        MatrixView out, const Tap& tap, Stream& stream) {
   const int64_t tokens = shape.num_tokens;
   const MatrixView q = q_.Rows(tokens);
   const MatrixView k = k_.Rows(tokens);
@@ -54,8 +47,9 @@ absl::Status GqaAttentionBlock::Forward(int64_t layer, const LayerWeights& weigh
     RETURN_IF_ERROR(Project(x, weights.v, v, precision_, kernels_, stream));
     RETURN_IF_ERROR(NormHeads(weights.q_norm, q, query_heads_, stream));
     RETURN_IF_ERROR(NormHeads(weights.k_norm, k, kv_heads_, stream));
-    RETURN_IF_ERROR(Rotate(q, query_heads_, inputs, stream));
-    RETURN_IF_ERROR(Rotate(k, kv_heads_, inputs, stream));
+    const int32_t* positions = inputs.positions.device();
+    RETURN_IF_ERROR(rotary_.Rotate(q, query_heads_, spec_.head_dim, positions, stream));
+    RETURN_IF_ERROR(rotary_.Rotate(k, kv_heads_, spec_.head_dim, positions, stream));
     RETURN_IF_ERROR(Attend(layer, inputs, shape, stream));
     if (tap) {
       RETURN_IF_ERROR(tap(absl::StrCat("layers.", layer, ".queries"), q));
@@ -125,19 +119,6 @@ absl::Status GqaAttentionBlock::NormHeads(const float* weight, MatrixView x, int
                             .epsilon = static_cast<float>(spec_.rms_norm_epsilon),
                             .out = heads},
                            stream);
-}
-
-absl::Status GqaAttentionBlock::Rotate(MatrixView x, int64_t num_heads, const StepInputs& inputs,
-                                       Stream& stream) {
-  return kernels_.rope({.x = x,
-                        .num_heads = num_heads,
-                        .head_dim = spec_.head_dim,
-                        .rotary_dim = spec_.rope.rotary_dim,
-                        .interleaved = spec_.rope.interleaved,
-                        .cos_sin = cos_sin_.as<const float>(),
-                        .num_positions = max_model_len_,
-                        .positions = inputs.positions.device()},
-                       stream);
 }
 
 }  // namespace heddle

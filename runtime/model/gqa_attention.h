@@ -12,6 +12,7 @@
 #include "kernels/gemm/linear.h"
 #include "runtime/model/activation.h"
 #include "runtime/model/model_spec.h"
+#include "runtime/model/rotary_table.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
 #include "runtime/shard_layout.h"
@@ -30,18 +31,17 @@ class GqaAttentionBlock {
 
   // x [tokens, hidden] is normed. `out` [tokens, hidden] receives this rank's summand: zeros, or a
   // bias, from a rank without heads.
-  absl::Status Forward(int64_t layer, const LayerWeights& weights, ConstMatrixView x,
+  absl::Status Forward(int64_t layer, const GqaWeights& weights, ConstMatrixView x,
                        const StepInputs& inputs, const StepShape& shape, MatrixView out,
                        const Tap& tap, Stream& stream);
 
  private:
-  GqaAttentionBlock(const ModelSpec& spec, const RankLayout& layout, const PagePool* pool,
-                    ActivationPrecision precision, Backend& backend);
+  GqaAttentionBlock(const ModelSpec& spec, const RankLayout& layout, RotaryTable rotary,
+                    const PagePool* pool, ActivationPrecision precision, Backend& backend);
 
   absl::Status Attend(int64_t layer, const StepInputs& inputs, const StepShape& shape,
                       Stream& stream);
   absl::Status NormHeads(const float* weight, MatrixView x, int64_t num_heads, Stream& stream);
-  absl::Status Rotate(MatrixView x, int64_t num_heads, const StepInputs& inputs, Stream& stream);
 
   const ModelSpec& spec_;
   const KernelTable& kernels_;
@@ -49,12 +49,11 @@ class GqaAttentionBlock {
   const ActivationPrecision precision_;
   const int64_t query_heads_;
   const int64_t kv_heads_;
-  int64_t max_model_len_ = 0;
-  DeviceBuffer cos_sin_;  // [max_model_len, rotary_dim]
-  Activation q_;          // [tokens, query_heads * head_dim]
-  Activation k_;          // [tokens, kv_heads * head_dim]
-  Activation v_;          // [tokens, kv_heads * head_dim]
-  Activation attended_;   // [tokens, query_heads * head_dim]
+  RotaryTable rotary_;
+  Activation q_;         // [tokens, query_heads * head_dim]
+  Activation k_;         // [tokens, kv_heads * head_dim]
+  Activation v_;         // [tokens, kv_heads * head_dim]
+  Activation attended_;  // [tokens, query_heads * head_dim]
 };
 
 }  // namespace heddle

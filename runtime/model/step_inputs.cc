@@ -36,6 +36,10 @@ absl::StatusOr<StepInputs> StepInputs::Create(const StepLimits& limits, Backend&
   ASSIGN_OR_RETURN(inputs.append_slots, ints(limits.max_tokens));
   ASSIGN_OR_RETURN(inputs.append_offsets, ints(limits.max_tokens));
   ASSIGN_OR_RETURN(inputs.logit_rows, ints(limits.max_logit_rows));
+  // A piece has one start more than it has sequences; a sequence that spans pieces is in each.
+  const int64_t max_segments = limits.max_pieces > 0 ? limits.max_sequences + limits.max_pieces : 0;
+  ASSIGN_OR_RETURN(inputs.segment_starts, ints(max_segments + limits.max_pieces));
+  ASSIGN_OR_RETURN(inputs.segment_positions, ints(max_segments));
   return inputs;
 }
 
@@ -47,6 +51,13 @@ absl::Status StepInputs::Upload(const StepShape& shape, Backend& backend, Stream
   RETURN_IF_ERROR(pages.Upload(shape.num_pages, backend, stream));
   RETURN_IF_ERROR(append_slots.Upload(shape.num_tokens, backend, stream));
   RETURN_IF_ERROR(append_offsets.Upload(shape.num_tokens, backend, stream));
+  if (!shape.pieces.empty()) {
+    const ContextPiece& last = shape.pieces.back();
+    RETURN_IF_ERROR(
+        segment_starts.Upload(last.segment_starts + last.num_sequences + 1, backend, stream));
+    RETURN_IF_ERROR(
+        segment_positions.Upload(last.segment_positions + last.num_sequences, backend, stream));
+  }
   return logit_rows.Upload(shape.num_logit_rows, backend, stream);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,12 +20,35 @@ struct StepLimits {
   int64_t max_sequences = 0;
   int64_t max_pages = 0;       // page-table entries of all sequences together
   int64_t max_logit_rows = 0;  // tokens whose logits are computed at once
+  // Of MLA's expanded prefill; 0 for other models.
+  int64_t max_piece_tokens = 0;  // tokens of a ContextPiece
+  int64_t max_pieces = 0;        // of one step
+};
+
+// MLA expands the contexts of a step's prompts in pieces of bounded memory: whole contexts of
+// several sequences, or a part of one.
+struct ContextPiece {
+  int64_t first_sequence = 0;  // of the step
+  int64_t num_sequences = 0;
+  int64_t num_tokens = 0;
+  // Where its arrays begin in StepInputs: num_sequences + 1 starts, num_sequences positions.
+  int64_t segment_starts = 0;
+  int64_t segment_positions = 0;
+  bool first = false;  // holds the beginnings of its sequences
+  bool last = false;   // holds their ends
 };
 
 // What the host must know of a step to enqueue it: shape, nothing else.
+//
+// MLA computes prompts with expanded keys and values and generated tokens in latent space, also
+// when they are recomputed. So its tokens of the second kind come first, and a run of tokens that
+// has both counts as two sequences.
 struct StepShape {
   int64_t num_tokens = 0;
   int64_t num_sequences = 0;
+  int64_t num_absorbed_tokens = 0;     // MLA: the first ones
+  int64_t num_absorbed_sequences = 0;  // MLA: the first ones
+  std::vector<ContextPiece> pieces;    // MLA: of the other sequences
   int64_t num_pages = 0;
   int64_t num_logit_rows = 0;
 };
@@ -56,6 +80,10 @@ struct StepInputs {
   StepArray<int32_t> append_slots;    // [tokens]; -1: this rank stores nothing
   StepArray<int32_t> append_offsets;  // [tokens] index inside the page
   StepArray<int32_t> logit_rows;      // [logit_rows] into tokens
+  // Of all pieces, one behind the other: where the tokens of each of its sequences begin in it, and
+  // their positions. Only for MLA.
+  StepArray<int32_t> segment_starts;
+  StepArray<int32_t> segment_positions;
 
   static absl::StatusOr<StepInputs> Create(const StepLimits& limits, Backend& backend);
   absl::Status Upload(const StepShape& shape, Backend& backend, Stream& stream) const;

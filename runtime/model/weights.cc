@@ -1,16 +1,73 @@
 #include "runtime/model/weights.h"
 
+#include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/dequantise.h"
 #include "kernels/kernel_table.h"
 #include "runtime/model/tensor_names.h"
 
 namespace heddle {
 namespace {
+
+constexpr int64_t kStackAlignment = 64;
+
+// The transpose of whole rows: in their own type, or float32 if that comes in blocks.
+class TransposedRows {
+ public:
+  static absl::StatusOr<TransposedRows> Create(const WeightRows& rows) {
+    TransposedRows transposed;
+    if (!IsBlockQuantised(rows.dtype)) {
+      transposed.Fill(rows);
+      return transposed;
+    }
+    std::vector<float> wide(rows.n * rows.k);
+    for (int64_t row = 0; row < rows.n; ++row) {
+      RETURN_IF_ERROR(DequantiseRow(rows.dtype, rows.data + row * rows.row_stride_bytes, rows.k,
+                                    wide.data() + row * rows.k));
+    }
+    transposed.Fill({.data = reinterpret_cast<const std::byte*>(wide.data()),
+                     .dtype = DType::kFloat32,
+                     .row_stride_bytes = rows.k * static_cast<int64_t>(sizeof(float)),
+                     .n = rows.n,
+                     .k = rows.k});
+    return transposed;
+  }
+
+  WeightRows rows() const {
+    return {.data = bytes_.data(),
+            .dtype = dtype_,
+            .row_stride_bytes = k_ * BlockBytes(dtype_),
+            .n = n_,
+            .k = k_};
+  }
+
+ private:
+  void Fill(const WeightRows& rows) {
+    dtype_ = rows.dtype;
+    n_ = rows.k;
+    k_ = rows.n;
+    const int64_t size = BlockBytes(dtype_);
+    bytes_.resize(n_ * k_ * size);
+    for (int64_t row = 0; row < rows.n; ++row) {
+      const std::byte* from = rows.data + row * rows.row_stride_bytes;
+      for (int64_t col = 0; col < rows.k; ++col) {
+        std::memcpy(bytes_.data() + (col * k_ + row) * size, from + col * size, size);
+      }
+    }
+  }
+
+  DType dtype_ = DType::kFloat32;
+  int64_t n_ = 0;
+  int64_t k_ = 0;
+  std::vector<std::byte> bytes_;
+};
 
 // Fills one ModelWeights, a tensor at a time.
 class Loader {
@@ -39,46 +96,131 @@ class Loader {
 
   // `adds_biases`: whether this rank adds the biases of partial sums.
   absl::Status LoadLayer(int64_t index, const RankLayout& layout, bool adds_biases) {
-    const auto name = [index](absl::string_view suffix) { return LayerTensor(index, suffix); };
-    const Range query_rows = layout.heads.query_heads.ScaledBy(spec_.head_dim);
-    const Range kv_rows = layout.heads.kv_heads.ScaledBy(spec_.head_dim);
-    const Range columns = layout.ffn_columns[index];
-    const Range hidden = Hidden();
-    const Range head = {0, spec_.head_dim};
+    index_ = index;
+    adds_biases_ = adds_biases;
     LayerWeights& layer = weights_.layers.emplace_back();
-
-    RETURN_IF_ERROR(Vector(name("input_layernorm.weight"), hidden, layer.attention_norm));
-    RETURN_IF_ERROR(Matrix(name("self_attn.q_proj.weight"), query_rows, hidden, layer.q.weight));
-    RETURN_IF_ERROR(Matrix(name("self_attn.k_proj.weight"), kv_rows, hidden, layer.k.weight));
-    RETURN_IF_ERROR(Matrix(name("self_attn.v_proj.weight"), kv_rows, hidden, layer.v.weight));
-    if (spec_.qkv_bias) {
-      RETURN_IF_ERROR(Vector(name("self_attn.q_proj.bias"), query_rows, layer.q.bias));
-      RETURN_IF_ERROR(Vector(name("self_attn.k_proj.bias"), kv_rows, layer.k.bias));
-      RETURN_IF_ERROR(Vector(name("self_attn.v_proj.bias"), kv_rows, layer.v.bias));
+    RETURN_IF_ERROR(Vector(Name("input_layernorm.weight"), Hidden(), layer.attention_norm));
+    if (spec_.mla.has_value()) {
+      RETURN_IF_ERROR(
+          LoadMla(*spec_.mla, layout.heads.query_heads, layer.attention.emplace<MlaWeights>()));
+    } else {
+      RETURN_IF_ERROR(LoadGqa(layout.heads, layer.attention.emplace<GqaWeights>()));
     }
+    RETURN_IF_ERROR(Vector(Name("post_attention_layernorm.weight"), Hidden(), layer.ffn_norm));
+    const FfnShare& share = layout.ffn[index];
+    if (HasExperts(spec_, index)) {
+      return LoadMoe(*spec_.moe, share, layer.ffn.emplace<MoeWeights>());
+    }
+    return LoadDenseFfn(share.columns, layer.ffn.emplace<DenseFfnWeights>());
+  }
+
+ private:
+  absl::Status LoadGqa(const KvGridRank& heads, GqaWeights& weights) {
+    const Range query_rows = heads.query_heads.ScaledBy(spec_.head_dim);
+    const Range kv_rows = heads.kv_heads.ScaledBy(spec_.head_dim);
+    const Range head = {0, spec_.head_dim};
+    RETURN_IF_ERROR(Rows("self_attn.q_proj", query_rows, spec_.qkv_bias, weights.q));
+    RETURN_IF_ERROR(Rows("self_attn.k_proj", kv_rows, spec_.qkv_bias, weights.k));
+    RETURN_IF_ERROR(Rows("self_attn.v_proj", kv_rows, spec_.qkv_bias, weights.v));
     if (spec_.qk_norm) {
-      RETURN_IF_ERROR(Vector(name("self_attn.q_norm.weight"), head, layer.q_norm));
-      RETURN_IF_ERROR(Vector(name("self_attn.k_norm.weight"), head, layer.k_norm));
+      RETURN_IF_ERROR(Vector(Name("self_attn.q_norm.weight"), head, weights.q_norm));
+      RETURN_IF_ERROR(Vector(Name("self_attn.k_norm.weight"), head, weights.k_norm));
     }
-    RETURN_IF_ERROR(Matrix(name("self_attn.o_proj.weight"), hidden, query_rows, layer.o.weight));
-    if (spec_.output_bias && adds_biases) {
-      RETURN_IF_ERROR(Vector(name("self_attn.o_proj.bias"), hidden, layer.o.bias));
-    }
+    return Columns("self_attn.o_proj", query_rows, spec_.output_bias, weights.o);
+  }
 
-    RETURN_IF_ERROR(Vector(name("post_attention_layernorm.weight"), hidden, layer.ffn_norm));
-    RETURN_IF_ERROR(Matrix(name("mlp.gate_proj.weight"), columns, hidden, layer.ffn.gate.weight));
-    RETURN_IF_ERROR(Matrix(name("mlp.up_proj.weight"), columns, hidden, layer.ffn.up.weight));
-    RETURN_IF_ERROR(Matrix(name("mlp.down_proj.weight"), hidden, columns, layer.ffn.down.weight));
-    if (spec_.mlp_bias) {
-      RETURN_IF_ERROR(Vector(name("mlp.gate_proj.bias"), columns, layer.ffn.gate.bias));
-      RETURN_IF_ERROR(Vector(name("mlp.up_proj.bias"), columns, layer.ffn.up.bias));
-      if (adds_biases)
-        RETURN_IF_ERROR(Vector(name("mlp.down_proj.bias"), hidden, layer.ffn.down.bias));
+  absl::Status LoadMla(const MlaSpec& mla, Range heads, MlaWeights& weights) {
+    const Range query_rows = heads.ScaledBy(spec_.head_dim);
+    if (mla.q_lora_rank == 0) {
+      RETURN_IF_ERROR(Rows("self_attn.q_proj", query_rows, /*has_bias=*/false, weights.q_b));
+    } else {
+      const Range latent = {0, mla.q_lora_rank};
+      RETURN_IF_ERROR(Rows("self_attn.q_a_proj", latent, spec_.qkv_bias, weights.q_a));
+      RETURN_IF_ERROR(Vector(Name("self_attn.q_a_layernorm.weight"), latent, weights.q_a_norm));
+      RETURN_IF_ERROR(
+          Matrix(Name("self_attn.q_b_proj.weight"), query_rows, latent, weights.q_b.weight));
+    }
+    const Range latent = {0, mla.kv_lora_rank};
+    RETURN_IF_ERROR(Rows("self_attn.kv_a_proj_with_mqa",
+                         {0, mla.kv_lora_rank + mla.qk_rope_head_dim}, spec_.qkv_bias,
+                         weights.kv_a));
+    RETURN_IF_ERROR(Vector(Name("self_attn.kv_a_layernorm.weight"), latent, weights.kv_a_norm));
+    const std::string kv_b = Name("self_attn.kv_b_proj.weight");
+    RETURN_IF_ERROR(Finish(kv_b, ReadKvB(kv_b, mla, heads, weights)));
+    return Columns("self_attn.o_proj", heads.ScaledBy(mla.v_head_dim), spec_.output_bias,
+                   weights.o);
+  }
+
+  // A head's rows of kv_b are W_UK [qk_nope_head_dim, kv_lora_rank], then W_UV.
+  absl::Status ReadKvB(const std::string& name, const MlaSpec& mla, Range heads,
+                       MlaWeights& weights) {
+    const int64_t head_rows = mla.qk_nope_head_dim + mla.v_head_dim;
+    const Range latent = {0, mla.kv_lora_rank};
+    RETURN_IF_ERROR(
+        ReadMatrix(name, heads.ScaledBy(head_rows), latent, options_.dtype, weights.kv_b));
+    weights.absorbed_k.first = {.n = mla.kv_lora_rank, .k = mla.qk_nope_head_dim};
+    weights.absorbed_v.first = {.n = mla.v_head_dim, .k = mla.kv_lora_rank};
+    const auto read_rows = [&](int64_t head, int64_t begin, int64_t end) {
+      const int64_t first = (heads.begin + head) * head_rows;
+      return source_.Read(name, {first + begin, first + end}, latent);
+    };
+    for (int64_t i = 0; i < heads.size(); ++i) {
+      ASSIGN_OR_RETURN(const TensorSlice slice, read_rows(i, 0, mla.qk_nope_head_dim));
+      ASSIGN_OR_RETURN(const TransposedRows transposed, TransposedRows::Create(slice.rows));
+      RETURN_IF_ERROR(PackInStack(transposed.rows(), i, heads.size(), weights.absorbed_k));
+    }
+    for (int64_t i = 0; i < heads.size(); ++i) {
+      ASSIGN_OR_RETURN(const TensorSlice slice, read_rows(i, mla.qk_nope_head_dim, head_rows));
+      RETURN_IF_ERROR(PackInStack(slice.rows, i, heads.size(), weights.absorbed_v));
     }
     return absl::OkStatus();
   }
 
- private:
+  absl::Status LoadDenseFfn(Range columns, DenseFfnWeights& weights) {
+    RETURN_IF_ERROR(Rows("mlp.gate_proj", columns, spec_.mlp_bias, weights.gate));
+    RETURN_IF_ERROR(Rows("mlp.up_proj", columns, spec_.mlp_bias, weights.up));
+    return Columns("mlp.down_proj", columns, spec_.mlp_bias, weights.down);
+  }
+
+  absl::Status LoadMoe(const MoeSpec& moe, const FfnShare& share, MoeWeights& weights) {
+    const Range all = {0, moe.num_experts};
+    // Never narrowed: a token would change its experts.
+    const std::string router = RouterTensor(spec_, index_);
+    RETURN_IF_ERROR(
+        Finish(router, ReadMatrix(router, all, Hidden(), /*dtype=*/std::nullopt, weights.router)));
+    if (moe.correction_bias) {
+      RETURN_IF_ERROR(Vector(CorrectionBiasTensor(spec_, index_), all, weights.correction_bias));
+    }
+    weights.experts = share.experts;
+    RETURN_IF_ERROR(Experts(FfnMatrix::kGate, share, weights.gate));
+    RETURN_IF_ERROR(Experts(FfnMatrix::kUp, share, weights.up));
+    RETURN_IF_ERROR(Experts(FfnMatrix::kDown, share, weights.down));
+    if (moe.shared_intermediate_size == 0) return absl::OkStatus();
+    const Range columns = share.shared_columns;
+    RETURN_IF_ERROR(Matrix(SharedExpertsTensor(index_, FfnMatrix::kGate), columns, Hidden(),
+                           weights.shared.gate.weight));
+    RETURN_IF_ERROR(Matrix(SharedExpertsTensor(index_, FfnMatrix::kUp), columns, Hidden(),
+                           weights.shared.up.weight));
+    return Matrix(SharedExpertsTensor(index_, FfnMatrix::kDown), Hidden(), columns,
+                  weights.shared.down.weight);
+  }
+
+  absl::Status Experts(FfnMatrix matrix, const FfnShare& share, PackedWeightStack& stack) {
+    const bool is_down = matrix == FfnMatrix::kDown;
+    const Range rows = is_down ? Hidden() : share.columns;
+    const Range cols = is_down ? share.columns : Hidden();
+    stack.first = {.n = rows.size(), .k = cols.size()};
+    for (int64_t i = 0; i < share.experts.size(); ++i) {
+      const std::string name = ExpertTensor(spec_, index_, share.experts.begin + i, matrix);
+      const auto pack = [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(const TensorSlice slice, source_.Read(name, rows, cols));
+        return PackInStack(slice.rows, i, share.experts.size(), stack);
+      };
+      RETURN_IF_ERROR(Finish(name, pack()));
+    }
+    return absl::OkStatus();
+  }
+
   Range Hidden() const { return {0, spec_.hidden_size}; }
 
   absl::StatusOr<void*> Allocate(int64_t bytes) {
@@ -87,8 +229,27 @@ class Loader {
     return weights_.buffers.back().data();
   }
 
+  std::string Name(absl::string_view suffix) const { return LayerTensor(index_, suffix); }
+
+  // This rank's rows of a projection of hidden states, and of its bias.
+  absl::Status Rows(absl::string_view module, Range rows, bool has_bias, Projection& projection) {
+    const std::string name = Name(module);
+    RETURN_IF_ERROR(Matrix(absl::StrCat(name, ".weight"), rows, Hidden(), projection.weight));
+    if (!has_bias) return absl::OkStatus();
+    return Vector(absl::StrCat(name, ".bias"), rows, projection.bias);
+  }
+
+  // This rank's columns of a projection to hidden states, whose outputs are summed over the ranks.
+  absl::Status Columns(absl::string_view module, Range cols, bool has_bias,
+                       Projection& projection) {
+    const std::string name = Name(module);
+    RETURN_IF_ERROR(Matrix(absl::StrCat(name, ".weight"), Hidden(), cols, projection.weight));
+    if (!has_bias || !adds_biases_) return absl::OkStatus();
+    return Vector(absl::StrCat(name, ".bias"), Hidden(), projection.bias);
+  }
+
   absl::Status Matrix(const std::string& name, Range rows, Range cols, PackedWeight& packed) {
-    return Finish(name, ReadMatrix(name, rows, cols, packed));
+    return Finish(name, ReadMatrix(name, rows, cols, options_.dtype, packed));
   }
   absl::Status Vector(const std::string& name, Range range, const float*& values) {
     return Finish(name, ReadVector(name, range, values));
@@ -101,20 +262,54 @@ class Loader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadMatrix(const std::string& name, Range rows, Range cols, PackedWeight& packed) {
+  // What the packed form of `rows` is called, yet without data.
+  static PackedWeight Describe(const WeightRows& rows, std::optional<DType> dtype) {
+    return {.data = nullptr,
+            .dtype = StoredDType(rows.dtype, dtype),
+            .n = rows.n,
+            .k = rows.k,
+            .k_offset = rows.k_offset};
+  }
+
+  absl::StatusOr<int64_t> PackedBytes(const PackedWeight& weight) const {
+    return backend_.kernels().packed_weight_bytes(weight.dtype, weight.n, weight.k,
+                                                  weight.k_offset);
+  }
+
+  absl::Status ReadMatrix(const std::string& name, Range rows, Range cols,
+                          std::optional<DType> dtype, PackedWeight& packed) {
     ASSIGN_OR_RETURN(const TensorSlice slice, source_.Read(name, rows, cols));
-    packed = {.data = nullptr,
-              .dtype = StoredDType(slice.rows.dtype, options_.dtype),
-              .n = rows.size(),
-              .k = cols.size(),
-              .k_offset = slice.rows.k_offset};
+    packed = Describe(slice.rows, dtype);
     if (packed.n == 0 || packed.k == 0) return absl::OkStatus();
-    const KernelTable& kernels = backend_.kernels();
-    ASSIGN_OR_RETURN(const int64_t bytes, kernels.packed_weight_bytes(packed.dtype, packed.n,
-                                                                      packed.k, packed.k_offset));
+    ASSIGN_OR_RETURN(const int64_t bytes, PackedBytes(packed));
     ASSIGN_OR_RETURN(packed.data, Allocate(bytes));
-    RETURN_IF_ERROR(kernels.pack_weight(slice.rows, packed, stream_));
-    return stream_.Synchronize();  // the slice goes when this returns
+    return Pack(slice.rows, packed);
+  }
+
+  // Packs the i-th of `count` matrices, which come in order; the first one gives all their type.
+  absl::Status PackInStack(const WeightRows& rows, int64_t i, int64_t count,
+                           PackedWeightStack& stack) {
+    const PackedWeight described = Describe(rows, options_.dtype);
+    if (i == 0) {
+      stack.first = described;
+      stack.count = count;
+      if (described.n == 0 || described.k == 0) return absl::OkStatus();
+      ASSIGN_OR_RETURN(const int64_t bytes, PackedBytes(described));
+      stack.stride_bytes = (bytes + kStackAlignment - 1) / kStackAlignment * kStackAlignment;
+      ASSIGN_OR_RETURN(stack.first.data, Allocate(count * stack.stride_bytes));
+    }
+    if (described.dtype != stack.first.dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("is ", DTypeName(described.dtype), " where its layer's first expert is ",
+                       DTypeName(stack.first.dtype), "; they must be of one type"));
+    }
+    if (stack.first.data == nullptr) return absl::OkStatus();
+    return Pack(rows, stack.at(i));
+  }
+
+  absl::Status Pack(const WeightRows& rows, const PackedWeight& packed) {
+    RETURN_IF_ERROR(backend_.kernels().pack_weight(rows, packed, stream_));
+    return stream_.Synchronize();  // the rows go when this returns
   }
 
   absl::Status ReadVector(const std::string& name, Range range, const float*& values) {
@@ -132,6 +327,8 @@ class Loader {
   Backend& backend_;
   Stream& stream_;
   ModelWeights& weights_;
+  int64_t index_ = 0;         // of the layer
+  bool adds_biases_ = false;  // whether this rank adds those of partial sums
 };
 
 // Says once that weights lose precision; what overflows is refused when packed.

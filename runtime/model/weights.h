@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -41,19 +42,37 @@ struct MoeWeights {
   DenseFfnWeights shared;                  // of all shared experts together, if there are any
 };
 
-// Pointers into ModelWeights::buffers. Rows and columns are the rank's own shares. `o` and
-// `ffn.down` give partial sums over the ranks; their biases are on rank 0 alone, so that they are
-// added once.
+// Rows and columns of every matrix below are the rank's own shares. `o` and the FFN's `down` give
+// partial sums over the ranks; their biases are on rank 0 alone, so that they are added once.
+struct GqaWeights {
+  Projection q;                   // [query_heads * head_dim, hidden]
+  Projection k;                   // [kv_heads * head_dim, hidden]
+  Projection v;                   // [kv_heads * head_dim, hidden]
+  const float* q_norm = nullptr;  // [head_dim], or null
+  const float* k_norm = nullptr;  // [head_dim], or null
+  Projection o;                   // [hidden, query_heads * head_dim]
+};
+
+// kv_b is held twice: as it expands latents to keys and values, and as absorbed decode multiplies
+// queries and outputs by it (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+struct MlaWeights {
+  Projection q_a;                    // [q_lora_rank, hidden] on every rank; none if that is 0
+  const float* q_a_norm = nullptr;   // [q_lora_rank], or null
+  Projection q_b;                    // [query_heads * head_dim, q_lora_rank, or hidden without]
+  Projection kv_a;                   // [kv_lora_rank + qk_rope_head_dim, hidden] on every rank
+  const float* kv_a_norm = nullptr;  // [kv_lora_rank]
+  PackedWeight kv_b;             // [query_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
+  PackedWeightStack absorbed_k;  // [query_heads] of W_UK^T [kv_lora_rank, qk_nope_head_dim]
+  PackedWeightStack absorbed_v;  // [query_heads] of W_UV [v_head_dim, kv_lora_rank]
+  Projection o;                  // [hidden, query_heads * v_head_dim]
+};
+
+// Pointers into ModelWeights::buffers.
 struct LayerWeights {
   const float* attention_norm = nullptr;  // [hidden]
-  Projection q;                           // [query_heads * head_dim, hidden]
-  Projection k;                           // [kv_heads * head_dim, hidden]
-  Projection v;                           // [kv_heads * head_dim, hidden]
-  const float* q_norm = nullptr;          // [head_dim], or null
-  const float* k_norm = nullptr;          // [head_dim], or null
-  Projection o;                           // [hidden, query_heads * head_dim]
-  const float* ffn_norm = nullptr;        // [hidden]
-  DenseFfnWeights ffn;                    // [ffn_columns]
+  std::variant<GqaWeights, MlaWeights> attention;
+  const float* ffn_norm = nullptr;  // [hidden]
+  std::variant<DenseFfnWeights, MoeWeights> ffn;
 };
 
 // Owned by the rank's worker; must not outlive the backend. Immutable once loaded.

@@ -54,7 +54,7 @@ TEST(KvLayoutTest, LatentPlanesOfTheirOwnDtype) {
 }
 
 TEST(KvLayoutTest, Latents) {
-  const auto layout = KvLayout::ForMla(64, DType::kBFloat16, 512, 64, 27);
+  const auto layout = KvLayout::ForMla(64, DType::kBFloat16, 1, 512, 64, 27);
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->num_layers(), 27);
   EXPECT_EQ(layout->RetentionWindow(), 0);
@@ -68,10 +68,11 @@ TEST(KvLayoutTest, Latents) {
   EXPECT_EQ(latent.slot_stride, 64 * 512);
   EXPECT_EQ(rope.kind, KvPlaneKind::kRope);
   EXPECT_EQ(rope.slot_stride, 64 * 64);
-  EXPECT_EQ(KvLayout::ForMla(1, DType::kFloat32, 16, 4, 2)->bytes_per_token(), (16 + 4) * 4 * 2);
-  EXPECT_THAT(ErrorOf(KvLayout::ForMla(16, DType::kFloat32, 0, 4, 2)),
+  EXPECT_EQ(KvLayout::ForMla(1, DType::kFloat32, 1, 16, 4, 2)->bytes_per_token(), (16 + 4) * 4 * 2);
+  EXPECT_EQ(KvLayout::ForMla(1, DType::kFloat32, 0, 16, 4, 2)->bytes_per_token(), 0);
+  EXPECT_THAT(ErrorOf(KvLayout::ForMla(16, DType::kFloat32, 1, 0, 4, 2)),
               HasSubstr("plane 0 of group 0: first head 0, 1 heads of dimension 0"));
-  EXPECT_THAT(ErrorOf(KvLayout::ForMla(16, DType::kQ8_0, 16, 4, 2)), HasSubstr("dtype Q8_0"));
+  EXPECT_THAT(ErrorOf(KvLayout::ForMla(16, DType::kQ8_0, 1, 16, 4, 2)), HasSubstr("dtype Q8_0"));
 }
 
 TEST(KvLayoutTest, LayersOfOneWindowFormAGroup) {

@@ -65,7 +65,7 @@ TEST_P(PagePoolTest, PlanesAreApartAndAsLarge) {
 
 TEST_P(PagePoolTest, CopiesPagesInAllPlanesOfAllLayers) {
   for (const KvLayout& layout : {*KvLayout::ForGqa(4, DType::kFloat32, 0, 2, 8, {0, 16}),
-                                 *KvLayout::ForMla(4, DType::kFloat32, 20, 6, 2)}) {
+                                 *KvLayout::ForMla(4, DType::kFloat32, 1, 20, 6, 2)}) {
     auto pool = PagePool::Create(*backend_, layout, 6);
     ASSERT_TRUE(pool.ok()) << pool.status();
     const auto each_plane = [&](auto visit) {

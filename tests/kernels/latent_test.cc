@@ -102,24 +102,28 @@ TEST(LatentAppend, WritesItsTokensAndNothingElse) {
 }
 
 // Whether a token comes from its page or from the step that is about to store it, it reads the
-// same.
+// same; what another rank holds is left to it.
 TEST(LatentGather, PagesAndLocalRowsGiveTheSameBits) {
   std::mt19937 random(2);
   for (const DType dtype : kTypes) {
     for (const int64_t page_size : {1, 3, 16, 64}) {
       SCOPED_TRACE(absl::StrCat(std::string(DTypeName(dtype)), " page ", page_size));
       constexpr int64_t kTokens = 70, kRank = 20, kRope = 6;
+      constexpr int64_t kFirst = 5, kEnd = 68;  // positions of the segment
       CpuDevice device(2, CpuStreamMode::kDeferred);
       LatentPlane latents(device, dtype, 80, page_size, kRank);
       LatentPlane ropes(device, dtype, 80, page_size, kRope);
       const Rows rows(device, kTokens, kRank, kRope, random);
-      std::vector<int32_t> slots, offsets, locals;
-      std::vector<int32_t> from_slots, from_locals;
+      std::vector<int32_t> slots, offsets, positions;
+      std::vector<PageSpan> pages;  // every third is another rank's
       for (int32_t token = 0; token < kTokens; ++token) {
-        slots.push_back(token / static_cast<int32_t>(page_size) + 3);
-        offsets.push_back(token % static_cast<int32_t>(page_size));
-        from_slots.push_back(token % 3 == 0 ? slots.back() : -1);
-        from_locals.push_back(token % 3 == 1 ? token : -1);
+        const auto size = static_cast<int32_t>(page_size);
+        slots.push_back(token / size + 3);
+        offsets.push_back(token % size);
+        positions.push_back(token);
+        if (token % size == 0 && token / size % 3 != 2) {
+          pages.push_back({slots.back(), std::min<int32_t>(size, kTokens - token), token});
+        }
       }
       ASSERT_TRUE(device.kernels()
                       .latent_append({.latent = rows.latent,
@@ -131,29 +135,70 @@ TEST(LatentGather, PagesAndLocalRowsGiveTheSameBits) {
                                       .page_offsets = device.Upload(offsets)},
                                      device.stream())
                       .ok());
-      float* out = device.Upload(std::vector<float>(kTokens * (kRank + kRope), kNan));
-      const LatentGatherArgs args = {
-          .latent_plane = latents.view(),
-          .rope_plane = ropes.view(),
-          .page_size = page_size,
-          .local_latent = rows.latent,
-          .local_rope = rows.rotated,
-          .slots = device.Upload(from_slots),
-          .page_offsets = device.Upload(offsets),
-          .local_rows = device.Upload(from_locals),
-          .latent = {out, DType::kFloat32, kTokens, kRank, kRank + kRope},
-          .rope = {out + kRank, DType::kFloat32, kTokens, kRope, kRank + kRope}};
-      ASSERT_TRUE(device.kernels().latent_gather(args, device.stream()).ok());
-      device.Synchronize();
-      for (int64_t token = 0; token < kTokens; ++token) {
-        for (int64_t i = 0; i < kRank + kRope; ++i) {
-          const int64_t at = token * (kRank + kRope) + i;
-          const float expected = token % 3 == 2 ? 0.0f : Stored(dtype, rows.values[at]);
-          ASSERT_EQ(out[at], expected) << "token " << token << " element " << i;
+      // The step's own tokens of two sequences: none of the first, positions [num_stored, ...) of
+      // the second.
+      for (const int32_t num_stored : {0, 3, 40, 70}) {
+        const std::vector<int32_t> query_starts = {num_stored, num_stored, kTokens};
+        const std::vector<int32_t> segment_starts = {0, 0, kEnd - kFirst};
+        const std::vector<int32_t> page_starts = {0, 0, static_cast<int32_t>(pages.size())};
+        float* out = device.Upload(std::vector<float>((kEnd - kFirst) * (kRank + kRope), kNan));
+        const LatentGatherArgs args = {
+            .pages = {.latent = latents.view(),
+                      .rope = ropes.view(),
+                      .kv_lora_rank = kRank,
+                      .rope_dim = kRope,
+                      .page_size = page_size,
+                      .page_starts = device.Upload(page_starts),
+                      .pages = device.Upload(pages)},
+            .local_latent = rows.latent,
+            .local_rope = rows.rotated,
+            .num_sequences = 2,
+            .query_starts = device.Upload(query_starts),
+            .positions = device.Upload(positions),
+            .segment_starts = device.Upload(segment_starts),
+            .segment_positions = device.Upload(std::vector<int32_t>{0, kFirst}),
+            .latent = {out, DType::kFloat32, kEnd - kFirst, kRank, kRank + kRope},
+            .rope = {out + kRank, DType::kFloat32, kEnd - kFirst, kRope, kRank + kRope}};
+        ASSERT_TRUE(device.kernels().latent_gather(args, device.stream()).ok());
+        device.Synchronize();
+        for (int64_t position = kFirst; position < kEnd; ++position) {
+          const bool known = position >= num_stored || position / page_size % 3 != 2;
+          for (int64_t i = 0; i < kRank + kRope; ++i) {
+            const float value = rows.values[position * (kRank + kRope) + i];
+            ASSERT_EQ(out[(position - kFirst) * (kRank + kRope) + i],
+                      known ? Stored(dtype, value) : 0.0f)
+                << num_stored << " stored, position " << position << " element " << i;
+          }
         }
       }
     }
   }
+}
+
+// Without a cache nothing is rounded.
+TEST(LatentGather, ReadsTheStepAloneWithoutACache) {
+  std::mt19937 random(3);
+  CpuDevice device;
+  const Rows rows(device, 5, 4, 2, random);
+  std::vector<float> out(3 * 6, kNan);
+  const std::vector<int32_t> query_starts = {1, 5}, positions = {9, 0, 1, 2, 3};
+  const std::vector<int32_t> segment_starts = {0, 3};
+  const int32_t first_position = 1;
+  ASSERT_TRUE(device.kernels()
+                  .latent_gather({.pages = {},
+                                  .local_latent = rows.latent,
+                                  .local_rope = rows.rotated,
+                                  .num_sequences = 1,
+                                  .query_starts = query_starts.data(),
+                                  .positions = positions.data(),
+                                  .segment_starts = segment_starts.data(),
+                                  .segment_positions = &first_position,
+                                  .latent = {out.data(), DType::kFloat32, 3, 4, 6},
+                                  .rope = {out.data() + 4, DType::kFloat32, 3, 2, 6}},
+                                 device.stream())
+                  .ok());
+  device.Synchronize();
+  EXPECT_EQ(out, std::vector<float>(rows.values.begin() + 2 * 6, rows.values.begin() + 5 * 6));
 }
 
 TEST(LatentAppend, RefusesArgumentsByName) {
@@ -190,16 +235,24 @@ TEST(LatentAppend, RefusesArgumentsByName) {
 TEST(LatentGather, RefusesArgumentsByName) {
   CpuDevice device;
   float memory[64] = {};
-  const int32_t zero = 0, none = -1;
+  const int32_t zero = 0;
+  const std::vector<int32_t> one_row = {0, 1};
+  PageSpan page = {.slot = 0, .num_valid = 1, .first_position = 0};
   const LatentGatherArgs good = {
-      .latent_plane = {memory, DType::kFloat32, 16, 16},
-      .rope_plane = {memory, DType::kFloat32, 8, 8},
-      .page_size = 4,
+      .pages = {.latent = {memory, DType::kFloat32, 16, 16},
+                .rope = {memory, DType::kFloat32, 8, 8},
+                .kv_lora_rank = 4,
+                .rope_dim = 2,
+                .page_size = 4,
+                .page_starts = one_row.data(),
+                .pages = &page},
       .local_latent = FloatMatrix(static_cast<const float*>(memory), 1, 4),
       .local_rope = FloatMatrix(static_cast<const float*>(memory), 1, 2),
-      .slots = &none,
-      .page_offsets = &zero,
-      .local_rows = &zero,
+      .num_sequences = 1,
+      .query_starts = one_row.data(),
+      .positions = &zero,
+      .segment_starts = one_row.data(),
+      .segment_positions = &zero,
       .latent = FloatMatrix(memory + 32, 1, 4),
       .rope = FloatMatrix(memory + 40, 1, 2)};
   const auto error = [&](auto spoil) {
@@ -214,16 +267,17 @@ TEST(LatentGather, RefusesArgumentsByName) {
               HasSubstr("latent_gather: local_latent is [1, 3], not [1, 4]"));
   EXPECT_THAT(error([](LatentGatherArgs& a) { a.local_rope.rows = 2; }),
               HasSubstr("local_rope is [2, 2], not [1, 2]"));
-  EXPECT_THAT(error([](LatentGatherArgs& a) { a.local_rows = nullptr; }),
-              HasSubstr("local_rows is null"));
-  const int32_t one = 1, four = 4;
-  EXPECT_THAT(error([&](LatentGatherArgs& a) { a.local_rows = &one; }),
-              HasSubstr("token 0 asks for row 1 of 1"));
-  EXPECT_THAT(error([&](LatentGatherArgs& a) {
-                a.slots = &zero;
-                a.page_offsets = &four;
-              }),
-              HasSubstr("token 0 has offset 4 in a page of 4"));
+  EXPECT_THAT(error([](LatentGatherArgs& a) { a.segment_positions = nullptr; }),
+              HasSubstr("segment_positions is null"));
+  EXPECT_THAT(error([](LatentGatherArgs& a) { a.pages.rope.slot_stride = 7; }),
+              HasSubstr("pages.rope has head stride 8 and slot stride 7"));
+  const std::vector<int32_t> two_rows = {0, 2};
+  EXPECT_THAT(error([&](LatentGatherArgs& a) { a.segment_starts = two_rows.data(); }),
+              HasSubstr("latent_gather: sequence 0: rows 0 to 2 of 1"));
+  EXPECT_THAT(error([&](LatentGatherArgs& a) { a.query_starts = two_rows.data(); }),
+              HasSubstr("sequence 0: tokens 0 to 2 of 1"));
+  page.num_valid = 5;
+  EXPECT_THAT(error([](LatentGatherArgs&) {}), HasSubstr("page in slot 0 holds 5 of 4 tokens"));
 }
 
 }  // namespace

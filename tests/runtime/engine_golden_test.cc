@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "tests/support/engine_world.h"
 #include "tests/support/golden.h"
 
@@ -20,7 +21,10 @@ struct GoldenCase {
 
 std::vector<GoldenCase> AllGoldens() {
   std::vector<GoldenCase> cases;
-  for (const std::string& name : GoldenLlamaModelNames()) cases.push_back({name, false});
+  for (const std::string& name : GoldenModelNames()) {
+    if (absl::StrContains(name, "fp8")) continue;  // their scales have no reader yet
+    cases.push_back({name, false});
+  }
   for (const std::string& name : GoldenGgufNames()) cases.push_back({name, true});
   return cases;
 }

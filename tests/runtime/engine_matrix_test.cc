@@ -25,11 +25,15 @@ struct Setting {
   int64_t page_size = 16;
   bool small_pool = false;
   CpuStreamMode stream_mode = CpuStreamMode::kImmediate;
+  bool expert_parallel = false;
+  int64_t mla_piece_tokens = 0;
 
   std::string ToString() const {
     return absl::StrCat(model, ": ", num_ranks, " ranks, batch ", batch, ", prefix caching ",
                         prefix_caching, ", chunk ", chunk, ", page ", page_size, ", small pool ",
-                        small_pool, ", deferred ", stream_mode == CpuStreamMode::kDeferred);
+                        small_pool, ", deferred ", stream_mode == CpuStreamMode::kDeferred,
+                        ", expert parallel ", expert_parallel, ", MLA pieces of ",
+                        mla_piece_tokens);
   }
 };
 
@@ -52,6 +56,31 @@ Setting SettingOf(const std::vector<size_t>& row) {
   setting.page_size = kPageSizes[row[5]];
   setting.small_pool = row[6] == 1;
   setting.stream_mode = row[7] == 0 ? CpuStreamMode::kImmediate : CpuStreamMode::kDeferred;
+  return setting;
+}
+
+// Models with latent attention, experts or both; ranks above their heads and experts.
+const std::vector<std::string> kDeepSeekModels = {"mla-lite", "mla-v3", "mla-random-0", "mla-random-3",
+                                                  "mixtral"};
+const std::vector<int> kDeepSeekRanks = {1, 2, 3, 4, 6, 8};
+const std::vector<int64_t> kDeepSeekPageSizes = {64, 1, 3, 16};
+
+const std::vector<size_t> kDeepSeekSizes = {
+    kDeepSeekModels.size(),    kDeepSeekRanks.size(), kBatches.size(), 2, kChunks.size(),
+    kDeepSeekPageSizes.size(), 2,                     2,               2, 2};
+
+Setting DeepSeekSettingOf(const std::vector<size_t>& row) {
+  Setting setting;
+  setting.model = kDeepSeekModels[row[0]];
+  setting.num_ranks = kDeepSeekRanks[row[1]];
+  setting.batch = kBatches[row[2]];
+  setting.prefix_caching = row[3] == 0;
+  setting.chunk = kChunks[row[4]];
+  setting.page_size = kDeepSeekPageSizes[row[5]];
+  setting.small_pool = row[6] == 1;
+  setting.stream_mode = row[7] == 0 ? CpuStreamMode::kImmediate : CpuStreamMode::kDeferred;
+  setting.expert_parallel = row[8] == 1;
+  setting.mla_piece_tokens = row[9] == 0 ? 0 : 64;
   return setting;
 }
 
@@ -101,6 +130,8 @@ EngineConfig ConfigOf(const Setting& setting) {
   config.block_size = setting.page_size;
   config.num_kv_pages = setting.small_pool ? SmallPool(setting.page_size) : 1024;
   config.stream_mode = setting.stream_mode;
+  config.enable_expert_parallel = setting.expert_parallel;
+  config.mla_piece_tokens = setting.mla_piece_tokens;
   return config;
 }
 
@@ -159,26 +190,45 @@ TEST_F(EngineMatrix, PairsOfSettings) {
   EXPECT_GT(num_cached_tokens_, 0);
 }
 
+TEST_F(EngineMatrix, PairsOfDeepSeekSettings) {
+  for (const std::vector<size_t>& row : PairwiseCoveringArray(kDeepSeekSizes)) {
+    Check(DeepSeekSettingOf(row));
+  }
+  EXPECT_GT(num_preemptions_, 0);
+  EXPECT_GT(num_cached_tokens_, 0);
+}
+
 class NightlyEngineMatrix : public EngineMatrix {};
+
+TEST_F(NightlyEngineMatrix, AllDeepSeekSettings) {
+  for (const std::vector<size_t>& row : FullProduct(kDeepSeekSizes)) {
+    Check(DeepSeekSettingOf(row));
+  }
+}
 
 TEST_F(NightlyEngineMatrix, AllSettings) {
   for (const std::vector<size_t>& row : FullProduct(kSizes)) Check(SettingOf(row));
 }
 
+class EngineBits : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Models, EngineBits, ::testing::Values("gqa-odd", "mla-v3"),
+                         [](const auto& test) { return test.param == "mla-v3" ? "mla" : "gqa"; });
+
 // At a fixed rank count the promise is stronger: equal bits, also of what a narrow cache rounds.
-TEST_F(EngineMatrix, LogprobsHaveEqualBits) {
+TEST_P(EngineBits, AreThoseOfLogprobs) {
   const std::vector<DType> cache_dtypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   for (const int num_ranks : {1, 3}) {
     std::map<DType, std::vector<std::vector<float>>> references;
-    for (const std::vector<size_t>& row : PairwiseCoveringArray({2, 2, 3, 5, 2, 2, 3})) {
+    for (const std::vector<size_t>& row : PairwiseCoveringArray({2, 2, 3, 5, 2, 2, 3, 2})) {
       Setting setting;
-      setting.model = "gqa-odd";
+      setting.model = GetParam();
       setting.num_ranks = num_ranks;
       setting.batch = kBatches[row[0]];
       setting.prefix_caching = row[1] == 0;
       setting.chunk = kChunks[row[2]];
       setting.page_size = kPageSizes[row[3]];
       setting.small_pool = row[4] == 1;
+      setting.mla_piece_tokens = row[7] == 0 ? 0 : 64;
       EngineConfig config = ConfigOf(setting);
       config.num_threads = 1 + static_cast<int>(row[5]);
       config.kv_cache_dtype = cache_dtypes[row[6]];

@@ -69,7 +69,7 @@ ShardLayout LayoutOf(const ModelSpec& spec, int num_ranks, DType dtype = DType::
 
 int64_t PerLayerBytes(const ModelSpec& spec, const RankLayout& rank, int64_t layer) {
   const int64_t heads = 2 * rank.heads.query_heads.size() + 2 * rank.heads.kv_heads.size();
-  return 4 * spec.hidden_size * (heads * spec.head_dim + 3 * rank.ffn_columns[layer].size());
+  return 4 * spec.hidden_size * (heads * spec.head_dim + 3 * rank.ffn[layer].columns.size());
 }
 
 // Everything is dealt exactly once but KV heads that are shared, and bytes say the same.
@@ -92,10 +92,10 @@ TEST(ShardLayout, EveryShareIsDealtOnce) {
       next_query_head = rank.heads.query_heads.end;
       EXPECT_EQ(rank.vocabulary.begin, next_id);
       next_id = rank.vocabulary.end;
-      ASSERT_EQ(static_cast<int64_t>(rank.ffn_columns.size()), spec.num_layers);
+      ASSERT_EQ(static_cast<int64_t>(rank.ffn.size()), spec.num_layers);
       for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-        EXPECT_EQ(rank.ffn_columns[layer].begin, next_column[layer]);
-        next_column[layer] = rank.ffn_columns[layer].end;
+        EXPECT_EQ(rank.ffn[layer].columns.begin, next_column[layer]);
+        next_column[layer] = rank.ffn[layer].columns.end;
       }
       const Range kv = rank.heads.kv_heads;
       kv_heads_held += kv.size();
@@ -134,7 +134,7 @@ TEST(ShardLayout, FfnColumnsMakeUpForUnevenHeads) {
   }
   const ShardLayout two = LayoutOf(smollm2, 2);
   EXPECT_EQ(two.ranks[0].heads.query_heads.size(), 6);
-  EXPECT_LT(two.ranks[0].ffn_columns[0].size(), two.ranks[1].ffn_columns[0].size());
+  EXPECT_LT(two.ranks[0].ffn[0].columns.size(), two.ranks[1].ffn[0].columns.size());
 }
 
 TEST(ShardLayout, QuantisedColumnsAreCutAtBlocks) {
@@ -142,8 +142,8 @@ TEST(ShardLayout, QuantisedColumnsAreCutAtBlocks) {
   const ShardLayout layout = LayoutOf(spec, 4, DType::kQ4_K);
   std::vector<int64_t> blocks;
   for (const RankLayout& rank : layout.ranks) {
-    EXPECT_EQ(rank.ffn_columns[0].size() % 256, 0);
-    blocks.push_back(rank.ffn_columns[0].size() / 256);
+    EXPECT_EQ(rank.ffn[0].columns.size() % 256, 0);
+    blocks.push_back(rank.ffn[0].columns.size() / 256);
   }
   EXPECT_THAT(blocks, testing::ElementsAre(11, 11, 11, 10));
 }
@@ -177,7 +177,7 @@ TEST(ShardLayout, MoreRanksThanQueryHeads) {
   for (int rank = 0; rank < 8; ++rank) {
     EXPECT_EQ(layout.ranks[rank].heads.query_heads.size(), rank < 4 ? 1 : 0);
     EXPECT_EQ(layout.ranks[rank].kv.bytes_per_page() > 0, rank < 4);
-    EXPECT_FALSE(layout.ranks[rank].ffn_columns[0].empty());
+    EXPECT_FALSE(layout.ranks[rank].ffn[0].columns.empty());
   }
 }
 
@@ -242,18 +242,110 @@ TEST(ShardLayout, EveryReasonIsGivenAtOnce) {
               testing::AllOf(HasSubstr("0"), HasSubstr("not int8")));
 }
 
-TEST(ShardLayout, LatentsExpertsAndBlockFp8CannotBeDealtYet) {
-  ModelSpec mla = GqaA();
-  mla.mla.emplace();
-  ModelSpec moe = GqaA();
-  moe.moe.emplace();
+// Shapes of DeepSeek-V3, made small: 5 heads, 7 experts, a leading dense layer.
+ModelSpec DeepSeek() {
+  ModelSpec spec = Llama(64, 5, 1, 12, 96, 259);
+  spec.model_type = "deepseek_v3";
+  spec.mla = {.q_lora_rank = 24,
+              .kv_lora_rank = 16,
+              .qk_nope_head_dim = 8,
+              .qk_rope_head_dim = 4,
+              .v_head_dim = 6};
+  spec.moe.emplace();
+  spec.moe->num_experts = 7;
+  spec.moe->num_experts_per_token = 2;
+  spec.moe->expert_intermediate_size = 10;
+  spec.moe->shared_intermediate_size = 40;
+  spec.moe->layers = {false, true};
+  spec.moe->correction_bias = true;
+  return spec;
+}
+
+int64_t Elements(const ModelSpec& spec, bool vectors) {
+  int64_t elements = 0;
+  for (const ExpectedTensor& tensor : ExpectedTensors(spec)) {
+    const bool is_vector = tensor.shape.size() == 1;
+    if (is_vector == vectors) elements += tensor.shape[0] * (is_vector ? 1 : tensor.shape[1]);
+  }
+  return elements;
+}
+
+TEST(ShardLayout, LatentsAndExpertsAreDealtOnce) {
+  const ModelSpec spec = DeepSeek();
+  // Held by every rank: projections to the latents, the router, and vectors.
+  const int64_t mirrored = 2 * (24 + 20) * 64 + 7 * 64 + Elements(spec, /*vectors=*/true);
+  const int64_t absorbed = 2 * 5 * (8 + 6) * 16;  // kv_b a second time
+  const int64_t total = Elements(spec, false) + Elements(spec, true) + absorbed;
+  for (const bool expert_parallel : {false, true}) {
+    for (const int num_ranks : {1, 2, 3, 4, 6, 8}) {
+      SCOPED_TRACE(testing::Message()
+                   << num_ranks << " ranks, expert parallel " << expert_parallel);
+      const absl::StatusOr<ShardLayout> layout =
+          BuildShardLayout(spec, ShapesOnly(spec, DType::kFloat32),
+                           {.num_ranks = num_ranks, .expert_parallel = expert_parallel});
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      int64_t bytes = 0, heads = 0, experts = 0, columns = 0, shared = 0, dense = 0;
+      for (const RankLayout& rank : layout->ranks) {
+        bytes += rank.weight_bytes;
+        heads += rank.heads.query_heads.size();
+        dense += rank.ffn[0].columns.size();
+        EXPECT_TRUE(rank.ffn[0].experts.empty() && rank.ffn[0].shared_columns.empty());
+        experts += rank.ffn[1].experts.size();
+        columns += rank.ffn[1].columns.size();
+        EXPECT_EQ(rank.ffn[1].shared_columns.begin, shared);
+        shared = rank.ffn[1].shared_columns.end;
+        // One latent a token, whatever the ranks; none where nobody would read it.
+        EXPECT_EQ(rank.kv.bytes_per_token(),
+                  rank.heads.query_heads.empty() ? 0 : (16 + 4) * 4 * spec.num_layers);
+      }
+      EXPECT_EQ(bytes, 4 * (total + (num_ranks - 1) * mirrored));
+      EXPECT_EQ(heads, 5);
+      EXPECT_EQ(dense, 96);
+      EXPECT_EQ(shared, 40);
+      EXPECT_EQ(experts, expert_parallel ? 7 : 7 * num_ranks);
+      EXPECT_EQ(columns, expert_parallel ? 10 * num_ranks : 10);
+    }
+  }
+}
+
+// Seven experts on three ranks are 3, 2, 2: the shared ones go to those with fewer.
+TEST(ShardLayout, SharedExpertsEvenOutRoutedOnes) {
+  const ModelSpec spec = DeepSeek();
+  const absl::StatusOr<ShardLayout> layout = BuildShardLayout(
+      spec, ShapesOnly(spec, DType::kFloat32), {.num_ranks = 3, .expert_parallel = true});
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const auto share = [&](int rank) { return layout->ranks[rank].ffn[1]; };
+  EXPECT_EQ(share(0).experts.size(), 3);
+  EXPECT_EQ(share(2).experts.size(), 2);
+  EXPECT_LT(share(0).shared_columns.size() + 5, share(2).shared_columns.size());
+}
+
+TEST(ShardLayout, RouterStaysAsTheCheckpointHasIt) {
+  const ModelSpec spec = DeepSeek();
+  const ShapesOnly weights(spec, DType::kFloat32);
+  const auto bytes = [&](std::optional<DType> dtype) {
+    return BuildShardLayout(spec, weights, {.num_ranks = 1, .weight_dtype = dtype})
+        ->MaxWeightBytes();
+  };
+  const int64_t narrowed = Elements(spec, false) + 2 * 5 * (8 + 6) * 16 - 7 * 64;
+  EXPECT_EQ(bytes(std::nullopt) - bytes(DType::kBFloat16), 2 * narrowed);
+}
+
+TEST(ShardLayout, ExpertParallelNeedsExperts) {
+  const absl::Status refused =
+      BuildShardLayout(GqaA(), ShapesOnly(GqaA(), DType::kFloat32), {.expert_parallel = true})
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("--enable-expert-parallel: a llama model has no experts"));
+}
+
+TEST(ShardLayout, BlockFp8CannotBeDealtYet) {
   ModelSpec fp8 = GqaA();
   fp8.block_fp8.emplace();
-  for (const ModelSpec& spec : {mla, moe, fp8}) {
-    const ShapesOnly weights(GqaA(), DType::kFloat32);
-    EXPECT_EQ(BuildShardLayout(spec, weights, {.num_ranks = 2}).status().code(),
-              absl::StatusCode::kUnimplemented);
-  }
+  EXPECT_EQ(
+      BuildShardLayout(fp8, ShapesOnly(GqaA(), DType::kFloat32), {.num_ranks = 2}).status().code(),
+      absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -30,7 +31,9 @@ class WatchedSource : public WeightSource {
 
   absl::StatusOr<TensorSlice> Read(absl::string_view name, Range rows, Range cols) override {
     EXPECT_TRUE(alive_.expired()) << name << " is read while another slice is alive";
-    EXPECT_EQ(unreleased_, "") << "not released before " << name;
+    // One tensor may be read in several slices.
+    EXPECT_TRUE(unreleased_.empty() || unreleased_ == name)
+        << unreleased_ << " not released before " << name;
     unreleased_ = std::string(name);
     reads[std::string(name)] = {rows, cols};
     auto slice = source_.Read(name, rows, cols);
@@ -103,6 +106,11 @@ Model Open(absl::string_view name) {
   return model;
 }
 
+const GqaWeights& Gqa(const LayerWeights& layer) { return std::get<GqaWeights>(layer.attention); }
+const DenseFfnWeights& DenseFfn(const LayerWeights& layer) {
+  return std::get<DenseFfnWeights>(layer.ffn);
+}
+
 TEST(LoadWeights, ReadsItsOwnSlicesOneAtATime) {
   Model model = Open("gqa-odd");  // 6 query and 3 KV heads of 8, hidden 48
   std::vector<std::string> progress;
@@ -143,10 +151,10 @@ TEST(LoadWeights, BiasesOfPartialSumsAreOnOneRank) {
     const auto weights = model.Load(3, rank);
     ASSERT_TRUE(weights.ok()) << weights.status();
     for (const LayerWeights& layer : weights->layers) {
-      EXPECT_EQ(layer.o.bias != nullptr, rank == 0);
-      EXPECT_EQ(layer.ffn.down.bias != nullptr, rank == 0);
-      EXPECT_NE(layer.q.bias, nullptr);
-      EXPECT_NE(layer.ffn.gate.bias, nullptr);
+      EXPECT_EQ(Gqa(layer).o.bias != nullptr, rank == 0);
+      EXPECT_EQ(DenseFfn(layer).down.bias != nullptr, rank == 0);
+      EXPECT_NE(Gqa(layer).q.bias, nullptr);
+      EXPECT_NE(DenseFfn(layer).gate.bias, nullptr);
     }
   }
 }
@@ -155,18 +163,57 @@ TEST(LoadWeights, RanksWithoutHeadsHoldNoneOfTheirWeights) {
   Model model = Open("mqa");  // 4 query heads, 1 KV head
   const auto weights = model.Load(8, 7);
   ASSERT_TRUE(weights.ok()) << weights.status();
-  EXPECT_EQ(weights->layers[0].q.weight.n, 0);
-  EXPECT_EQ(weights->layers[0].k.weight.n, 0);
-  EXPECT_EQ(weights->layers[0].o.weight.k, 0);
-  EXPECT_EQ(weights->layers[0].o.weight.n, 32);
-  EXPECT_GT(weights->layers[0].ffn.gate.weight.n, 0);
+  const GqaWeights& attention = Gqa(weights->layers[0]);
+  EXPECT_EQ(attention.q.weight.n, 0);
+  EXPECT_EQ(attention.k.weight.n, 0);
+  EXPECT_EQ(attention.o.weight.k, 0);
+  EXPECT_EQ(attention.o.weight.n, 32);
+  EXPECT_GT(DenseFfn(weights->layers[0]).gate.weight.n, 0);
 }
 
 TEST(LoadWeights, KeepsTheFilesTypeUnlessAsked) {
   Model model = Open("gqa-odd");
-  EXPECT_EQ(model.Load(1, 0)->layers[0].ffn.up.weight.dtype, DType::kBFloat16);
-  EXPECT_EQ(model.Load(1, 0, {.dtype = DType::kFloat32})->layers[0].ffn.up.weight.dtype,
-            DType::kFloat32);
+  const auto dtype = [&](const WeightLoadOptions& options) {
+    return DenseFfn(model.Load(1, 0, options)->layers[0]).up.weight.dtype;
+  };
+  EXPECT_EQ(dtype({}), DType::kBFloat16);
+  EXPECT_EQ(dtype({.dtype = DType::kFloat32}), DType::kFloat32);
+}
+
+// 4 heads of nope 8, rope 4, v 8 on 3 ranks; latent 16; 8 experts, 1 shared.
+TEST(LoadWeights, LatentsAndRouterAreOnEveryRank) {
+  Model model = Open("mla-lite");
+  for (const int rank : {0, 1, 2}) {
+    const auto weights = model.Load(3, rank);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    const int64_t heads = rank == 0 ? 2 : 1;
+    const auto& mla = std::get<MlaWeights>(weights->layers[1].attention);
+    EXPECT_EQ(mla.q_a.weight.n, 0);
+    EXPECT_EQ(mla.q_b.weight.n, heads * 12);
+    EXPECT_EQ(mla.kv_a.weight.n, 20);
+    EXPECT_EQ(mla.kv_b.n, heads * 16);
+    EXPECT_EQ(mla.absorbed_k.count, heads);
+    EXPECT_EQ(mla.absorbed_k.first.n, 16);
+    EXPECT_EQ(mla.absorbed_k.first.k, 8);
+    EXPECT_EQ(mla.absorbed_v.first.n, 8);
+    EXPECT_EQ(mla.absorbed_v.first.k, 16);
+    EXPECT_EQ(mla.o.weight.k, heads * 8);
+    EXPECT_TRUE(std::holds_alternative<DenseFfnWeights>(weights->layers[0].ffn));
+    const auto& moe = std::get<MoeWeights>(weights->layers[1].ffn);
+    EXPECT_EQ(moe.router.n, 8);
+    EXPECT_EQ(moe.experts, (Range{0, 8}));
+    EXPECT_EQ(moe.gate.count, 8);
+    EXPECT_EQ(moe.gate.first.n, moe.down.first.k);
+  }
+}
+
+TEST(LoadWeights, TheRouterIsNeverNarrowed) {
+  Model model = Open("mla-lite");
+  const auto weights = model.Load(1, 0, {.dtype = DType::kBFloat16});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const auto& moe = std::get<MoeWeights>(weights->layers[1].ffn);
+  EXPECT_EQ(moe.router.dtype, DType::kFloat32);
+  EXPECT_EQ(moe.up.first.dtype, DType::kBFloat16);
 }
 
 TEST(LoadWeights, AValueThatOverflowsIsRefusedByName) {

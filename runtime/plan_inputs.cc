@@ -1,0 +1,179 @@
+#include "runtime/plan_inputs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace heddle {
+namespace {
+
+class Filler {
+ public:
+  Filler(const StepPlan& plan, const PlanInputsOptions& options,
+         const std::vector<std::optional<SequenceState>>& slots, const PageTableMirror& tables,
+         const StepInputs& inputs)
+      : plan_(plan), options_(options), slots_(slots), tables_(tables), inputs_(inputs) {}
+
+  absl::StatusOr<PlanInputs> Fill() && {
+    for (const PlanRow& row : plan_.rows) RETURN_IF_ERROR(AddRow(row));
+    StepShape& shape = filled_.shape;
+    inputs_.query_starts.host()[0] = 0;
+    inputs_.page_starts.host()[0] = 0;
+    for (size_t i = 0; i < plan_.rows.size(); ++i) {
+      RowTokens& row = filled_.rows[i];
+      row.absorbed_token = shape.num_tokens;
+      RETURN_IF_ERROR(AddRun(plan_.rows[i], row.absorbed_position, RowEnd(plan_.rows[i])));
+    }
+    shape.num_absorbed_tokens = shape.num_tokens;
+    shape.num_absorbed_sequences = shape.num_sequences;
+    for (size_t i = 0; i < plan_.rows.size(); ++i) {
+      RowTokens& row = filled_.rows[i];
+      row.first_token = shape.num_tokens;
+      if (options_.mla && row.first_position < row.absorbed_position) {
+        AddContext(row.absorbed_position);
+      }
+      RETURN_IF_ERROR(AddRun(plan_.rows[i], row.first_position, row.absorbed_position));
+    }
+    ClosePiece();
+    for (size_t i = 0; i < plan_.rows.size(); ++i) {
+      const PlanRow& row = plan_.rows[i];
+      if (!row.sample) continue;
+      inputs_.logit_rows.host()[shape.num_logit_rows++] =
+          static_cast<int32_t>(filled_.rows[i].TokenAt(RowEnd(row) - 1));
+      filled_.sampled.push_back(&*slots_[row.batch_slot]);
+    }
+    return std::move(filled_);
+  }
+
+ private:
+  static int64_t RowEnd(const PlanRow& row) {
+    return int64_t{row.first_position} + row.query_length;
+  }
+
+  // Checks a row and divides it.
+  absl::Status AddRow(const PlanRow& row) {
+    if (row.batch_slot < 0 || row.batch_slot >= static_cast<int64_t>(slots_.size()) ||
+        !slots_[row.batch_slot].has_value()) {
+      return absl::InternalError(
+          absl::StrCat("step plan: batch slot ", row.batch_slot, " is empty"));
+    }
+    const SequenceState& state = *slots_[row.batch_slot];
+    const int64_t end = RowEnd(row);
+    if (row.query_length < 1 || row.first_position < 0 || end > state.position() ||
+        (row.sample && end != state.position())) {
+      return absl::InternalError(absl::StrCat("step plan: row of positions ", row.first_position,
+                                              " to ", end, " in a sequence of ", state.position()));
+    }
+    int64_t absorbed_position = end;
+    if (options_.mla && options_.has_cache) {
+      const int64_t begin = options_.absorb_prompts ? 0 : state.prompt_length();
+      absorbed_position = std::clamp<int64_t>(begin, row.first_position, end);
+    }
+    filled_.rows.push_back({.first_position = row.first_position,
+                            .first_token = 0,
+                            .absorbed_position = absorbed_position,
+                            .absorbed_token = 0});
+    return absl::OkStatus();
+  }
+
+  // Tokens [begin, end) of a row as one sequence of the step.
+  absl::Status AddRun(const PlanRow& row, int64_t begin, int64_t end) {
+    if (begin == end) return absl::OkStatus();
+    StepShape& shape = filled_.shape;
+    if (shape.num_sequences == options_.limits.max_sequences ||
+        shape.num_tokens + (end - begin) > options_.limits.max_tokens) {
+      return absl::InternalError(absl::StrCat("step plan: ", plan_.rows.size(), " rows of ",
+                                              plan_.NumTokens(), " tokens are above the limits"));
+    }
+    const SequenceState& state = *slots_[row.batch_slot];
+    for (int64_t position = begin; position < end; ++position) {
+      const int64_t token = shape.num_tokens++;
+      inputs_.token_ids.host()[token] = state.token_ids()[position];
+      inputs_.positions.host()[token] = static_cast<int32_t>(position);
+      if (options_.has_cache) RETURN_IF_ERROR(AddAppend(row.batch_slot, position, token));
+    }
+    if (options_.has_cache) AddPages(tables_.table(row.batch_slot), end);
+    ++shape.num_sequences;
+    inputs_.query_starts.host()[shape.num_sequences] = static_cast<int32_t>(shape.num_tokens);
+    inputs_.page_starts.host()[shape.num_sequences] = static_cast<int32_t>(shape.num_pages);
+    return absl::OkStatus();
+  }
+
+  absl::Status AddAppend(int32_t batch_slot, int64_t position, int64_t token) {
+    const PageTable& table = tables_.table(batch_slot);
+    const int64_t page = position / options_.page_size;
+    if (page < table.first_page || page >= table.end_page()) {
+      return absl::InternalError(
+          absl::StrCat("step plan: slot ", batch_slot, " has no page for position ", position));
+    }
+    const PageLocation& location = table.pages[page - table.first_page];
+    inputs_.append_slots.host()[token] = location.stripe == options_.stripe ? location.slot : -1;
+    inputs_.append_offsets.host()[token] = static_cast<int32_t>(position % options_.page_size);
+    return absl::OkStatus();
+  }
+
+  // This rank's pages of a sequence whose first `end` positions are stored before it attends.
+  void AddPages(const PageTable& table, int64_t end) {
+    int64_t first_position = table.first_page * options_.page_size;
+    for (const PageLocation& location : table.pages) {
+      if (first_position >= end) break;
+      if (location.stripe == options_.stripe) {
+        inputs_.pages.host()[filled_.shape.num_pages++] = {
+            location.slot, static_cast<int32_t>(std::min(options_.page_size, end - first_position)),
+            static_cast<int32_t>(first_position)};
+      }
+      first_position += options_.page_size;
+    }
+  }
+
+  // The sequence that is added next expands a context of `length` tokens.
+  void AddContext(int64_t length) {
+    const int64_t most = options_.limits.max_piece_tokens;
+    if (piece_.num_tokens + length > most) ClosePiece();
+    for (int64_t begin = 0; begin < length; begin += most) {
+      if (begin > 0) ClosePiece();
+      if (piece_.num_sequences == 0) {
+        piece_.first_sequence = filled_.shape.num_sequences;
+        piece_.first = begin == 0;
+        inputs_.segment_starts.host()[piece_.segment_starts] = 0;
+      }
+      const int64_t count = std::min(most, length - begin);
+      piece_.last = begin + count == length;
+      piece_.num_tokens += count;
+      inputs_.segment_positions.host()[piece_.segment_positions + piece_.num_sequences] =
+          static_cast<int32_t>(begin);
+      ++piece_.num_sequences;
+      inputs_.segment_starts.host()[piece_.segment_starts + piece_.num_sequences] =
+          static_cast<int32_t>(piece_.num_tokens);
+    }
+    // A context that was cut keeps its last piece for itself: `first` is the same for all of it.
+    if (length > most) ClosePiece();
+  }
+
+  void ClosePiece() {
+    if (piece_.num_sequences == 0) return;
+    filled_.shape.pieces.push_back(piece_);
+    piece_ = {.segment_starts = piece_.segment_starts + piece_.num_sequences + 1,
+              .segment_positions = piece_.segment_positions + piece_.num_sequences};
+  }
+
+  const StepPlan& plan_;
+  const PlanInputsOptions& options_;
+  const std::vector<std::optional<SequenceState>>& slots_;
+  const PageTableMirror& tables_;
+  const StepInputs& inputs_;
+  PlanInputs filled_;
+  ContextPiece piece_;  // not yet in the shape
+};
+
+}  // namespace
+
+absl::StatusOr<PlanInputs> FillPlanInputs(const StepPlan& plan, const PlanInputsOptions& options,
+                                          const std::vector<std::optional<SequenceState>>& slots,
+                                          const PageTableMirror& tables, const StepInputs& inputs) {
+  return Filler(plan, options, slots, tables, inputs).Fill();
+}
+
+}  // namespace heddle

@@ -60,14 +60,21 @@ Setting SettingOf(const std::vector<size_t>& row) {
 }
 
 // Models with latent attention, experts or both; ranks above their heads and experts.
-const std::vector<std::string> kDeepSeekModels = {"mla-lite", "mla-v3", "mla-random-0", "mla-random-3",
-                                                  "mixtral"};
+const std::vector<std::string> kDeepSeekModels = {"mla-lite", "mla-v3", "mla-random-0",
+                                                  "mla-random-3", "mixtral"};
 const std::vector<int> kDeepSeekRanks = {1, 2, 3, 4, 6, 8};
 const std::vector<int64_t> kDeepSeekPageSizes = {64, 1, 3, 16};
 
-const std::vector<size_t> kDeepSeekSizes = {
-    kDeepSeekModels.size(),    kDeepSeekRanks.size(), kBatches.size(), 2, kChunks.size(),
-    kDeepSeekPageSizes.size(), 2,                     2,               2, 2};
+const std::vector<size_t> kDeepSeekSizes = {kDeepSeekModels.size(),
+                                            kDeepSeekRanks.size(),
+                                            kBatches.size(),
+                                            2,
+                                            kChunks.size(),
+                                            kDeepSeekPageSizes.size(),
+                                            2,
+                                            2,
+                                            2,
+                                            2};
 
 Setting DeepSeekSettingOf(const std::vector<size_t>& row) {
   Setting setting;

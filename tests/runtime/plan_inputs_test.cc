@@ -21,8 +21,8 @@ constexpr StepLimits kLimits = {.max_tokens = 64,
                                 .max_piece_tokens = 8,
                                 .max_pieces = 32};
 
-// Slots of a batch whose sequences have as many prompt and output tokens as given; token i of slot s
-// is 100 * s + i.
+// Slots of a batch whose sequences have as many prompt and output tokens as given; token i of slot
+// s is 100 * s + i.
 class PlanInputsTest : public testing::Test {
  protected:
   struct Length {
@@ -75,8 +75,9 @@ class PlanInputsTest : public testing::Test {
 
 TEST_F(PlanInputsTest, RowsInThePlansOrder) {
   SetSequences({{5, 2}, {9, 0}});
-  const auto filled = Fill({{.batch_slot = 0, .query_length = 1, .first_position = 6, .sample = true},
-                            {.batch_slot = 1, .query_length = 3, .first_position = 4}});
+  const auto filled =
+      Fill({{.batch_slot = 0, .query_length = 1, .first_position = 6, .sample = true},
+            {.batch_slot = 1, .query_length = 3, .first_position = 4}});
   ASSERT_TRUE(filled.ok()) << filled.status();
   const StepShape& shape = filled->shape;
   EXPECT_EQ(shape.num_tokens, 4);
@@ -105,13 +106,15 @@ TEST_F(PlanInputsTest, AStripeSeesItsPagesAlone) {
   EXPECT_EQ(inputs_.pages.host()[0].first_position, 4);
 }
 
-// What MLA has generated is computed in latent space, also when it is recomputed after a preemption.
+// What MLA has generated is computed in latent space, also when it is recomputed after a
+// preemption.
 TEST_F(PlanInputsTest, GeneratedTokensComeFirst) {
   SetSequences({{6, 0}, {3, 4}, {5, 1}});
   options_.mla = true;
-  const auto filled = Fill({{.batch_slot = 2, .query_length = 1, .first_position = 5, .sample = true},
-                            {.batch_slot = 1, .query_length = 7, .first_position = 0, .sample = true},
-                            {.batch_slot = 0, .query_length = 4, .first_position = 1}});
+  const auto filled =
+      Fill({{.batch_slot = 2, .query_length = 1, .first_position = 5, .sample = true},
+            {.batch_slot = 1, .query_length = 7, .first_position = 0, .sample = true},
+            {.batch_slot = 0, .query_length = 4, .first_position = 1}});
   ASSERT_TRUE(filled.ok()) << filled.status();
   const StepShape& shape = filled->shape;
   EXPECT_EQ(shape.num_sequences, 4);
@@ -157,9 +160,9 @@ TEST_F(PlanInputsTest, LongContextsAreCut) {
     pieces.push_back({piece.first_sequence, piece.num_sequences, piece.num_tokens, piece.first,
                       piece.last, piece.segment_starts, piece.segment_positions});
   }
-  const std::vector<std::vector<int64_t>> expected = {{0, 1, 4, 1, 1, 0, 0}, {1, 1, 8, 1, 0, 2, 1},
-                                                      {1, 1, 8, 0, 0, 4, 2}, {1, 1, 3, 0, 1, 6, 3},
-                                                      {2, 1, 3, 1, 1, 8, 4}, {3, 1, 6, 1, 1, 10, 5}};
+  const std::vector<std::vector<int64_t>> expected = {
+      {0, 1, 4, 1, 1, 0, 0}, {1, 1, 8, 1, 0, 2, 1}, {1, 1, 8, 0, 0, 4, 2},
+      {1, 1, 3, 0, 1, 6, 3}, {2, 1, 3, 1, 1, 8, 4}, {3, 1, 6, 1, 1, 10, 5}};
   EXPECT_THAT(pieces, ElementsAreArray(expected));
   EXPECT_THAT(First(inputs_.segment_starts, 12), ElementsAre(0, 4, 0, 8, 0, 8, 0, 3, 0, 3, 0, 6));
   EXPECT_THAT(First(inputs_.segment_positions, 6), ElementsAre(0, 0, 8, 16, 0, 0));

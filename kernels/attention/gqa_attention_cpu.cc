@@ -1,16 +1,16 @@
 // Per KV head and context token, with G query heads a KV head and T query tokens in a block: reads
 // 2 * head_dim elements of K and V once, computes G * T * 2 * head_dim multiply-adds and G * T
 // exponentials. Decode (T = 1) is bound by memory for G up to about 8, so K and V are read where
-// they lie, widened in registers, and the next block of tokens is prefetched while this one is
-// computed. Prefill is bound by arithmetic: tiles of rows keep R x V sums in registers, and all
-// tiles pass over a block of K or V before the next block is touched.
+// they lie and widened in registers, all heads of a block of tokens after each other, as that is
+// one run of memory, and the next head's are prefetched while one's are computed. Prefill is bound
+// by arithmetic: tiles of rows keep R x V sums in registers, and all tiles pass over a block of K
+// or V before the next block is touched.
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "kernels/attention/attention_cpu.h"
 #include "kernels/attention/attention_plan.h"
@@ -21,25 +21,23 @@
 #define HWY_TARGET_INCLUDE "kernels/attention/gqa_attention_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/attention/gqa_chunk_reader-inl.h"
 #include "kernels/cpu/exp-inl.h"
 
 #ifndef HEDDLE_KERNELS_ATTENTION_GQA_ATTENTION_CPU_ONCE_
 #define HEDDLE_KERNELS_ATTENTION_GQA_ATTENTION_CPU_ONCE_
 namespace heddle {
 
-// Tokens of a block; a 64-bit mask has one bit for each.
-inline constexpr int64_t kBlock = 64;
-inline constexpr int64_t kChunkBlocks = kAttentionChunk / kBlock;
-
 // The working memory of a call, in floats.
 struct GqaSizes {
-  static constexpr int64_t kMaxLanes = 16;
+  static constexpr int64_t kMaxLanes = kMaxAttentionLanes;
   static constexpr int64_t kTileRows = 4;
   // Scores of a row: a chunk, and room for a vector that begins at its last token.
   static constexpr int64_t kScoreStride = kAttentionChunk + kMaxLanes;
 
-  GqaSizes(const GqaAttentionArgs& args, int64_t max_rows)
-      : group(args.num_query_heads / args.kv.num_kv_heads),
+  GqaSizes(const GqaAttentionArgs& args, int64_t kv_heads_of_task, int64_t max_rows)
+      : num_heads(kv_heads_of_task),
+        group(args.num_query_heads / args.kv.num_kv_heads),
         head_dim(args.kv.head_dim),
         padded_dim((head_dim + kMaxLanes - 1) / kMaxLanes * kMaxLanes),
         state_stride(padded_dim + kMaxLanes),
@@ -52,6 +50,7 @@ struct GqaSizes {
 
   static int64_t Aligned(int64_t floats) { return (floats + 31) / 32 * 32; }
 
+  int64_t num_heads;  // KV heads of a task; its rows are (KV head, token, query head of the group)
   int64_t group;
   int64_t head_dim;
   int64_t padded_dim;
@@ -72,9 +71,6 @@ namespace heddle {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using FloatTag = hn::CappedTag<float, GqaSizes::kMaxLanes>;
-using FloatVec = hn::Vec<FloatTag>;
-constexpr int64_t kLanes = hn::MaxLanes(FloatTag());
 constexpr int64_t kTileRows = GqaSizes::kTileRows;
 constexpr int64_t kScoreStride = GqaSizes::kScoreStride;
 
@@ -88,149 +84,28 @@ constexpr int TileVectors() {
 // Into the second-level cache: the first holds what is being computed.
 HWY_INLINE void PrefetchFar(const void* address) { __builtin_prefetch(address, 0, 2); }
 
-HWY_INLINE FloatVec LoadWide(const float* from) { return hn::LoadU(FloatTag(), from); }
-
-HWY_INLINE FloatVec LoadWide(const hwy::bfloat16_t* from) {
-  const hn::Rebind<uint16_t, FloatTag> d16;
-  const hn::Rebind<uint32_t, FloatTag> d32;
-  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
-}
-
-HWY_INLINE FloatVec LoadWide(const hwy::float16_t* from) {
-  return hn::PromoteTo(FloatTag(), hn::LoadU(hn::Rebind<hwy::float16_t, FloatTag>(), from));
-}
-
-// The stored tokens of one block of one KV head. Token t has the block's first position + t and
-// bit t of `stored`.
-template <typename TK, typename TV>
-struct Block {
-  uint64_t stored = 0;
-  // Vectors of neighbouring tokens, in order: k[i][dim * k_stride] begins at token k_token[i].
-  // Lanes past the end of a page hold anything and are overwritten by the next vector's scores.
-  int64_t num_vectors = 0;
-  int64_t k_stride = 0;
-  const TK* k[kBlock];  // those past num_vectors may be prefetched, not read
-  uint8_t k_token[kBlock];
-  const TV* v[kBlock];  // those not stored may be prefetched, not read
-};
-
-template <typename TK, typename TV>
-struct Chunk {
-  Block<TK, TV> blocks[kChunkBlocks];
-};
-
-// Finds chunks, in ascending order, in the pages of one sequence and KV head. Pages too narrow for
-// vectors of tokens are packed into `packed_keys`, a block as [head_dim, kBlock], for each of two
-// chunks in turn.
-template <typename T, bool kPacked>
-class ChunkReader {
- public:
-  using Key = std::conditional_t<kPacked, float, T>;
-  using BlockT = Block<Key, T>;
-  using ChunkT = Chunk<Key, T>;
-
-  ChunkReader(const PagedKvView& kv, const AttentionTask& task, float* packed_keys,
-              int64_t packed_stride)
-      : kv_(kv),
-        page_(kv.pages + kv.page_starts[task.sequence]),
-        end_(kv.pages + kv.page_starts[task.sequence + 1]),
-        k_(static_cast<const T*>(kv.k.data) + task.group * kv.k.head_stride),
-        v_(static_cast<const T*>(kv.v.data) + task.group * kv.v.head_stride),
-        packed_keys_(packed_keys),
-        packed_stride_(packed_stride) {
-    // The first page that ends behind the task's first position.
-    const int64_t first = task.first_chunk * kAttentionChunk;
-    page_ = std::partition_point(page_, end_, [first](const PageSpan& page) {
-      return int64_t{page.first_position} + page.num_valid <= first;
-    });
-  }
-
-  void Read(int64_t index, ChunkT& chunk) {
-    for (int64_t i = 0; i < kChunkBlocks; ++i) {
-      ReadBlock(index * kAttentionChunk + i * kBlock, packed_keys_ + i * kBlock * kv_.head_dim,
-                chunk.blocks[i]);
-    }
-    packed_keys_ += packed_stride_;
-    packed_stride_ = -packed_stride_;
-  }
-
- private:
-  void ReadBlock(int64_t first, float* packed_keys, BlockT& block) {
-    const int64_t end = first + kBlock;
-    block.stored = 0;
-    block.num_vectors = 0;
-    block.k_stride = kPacked ? kBlock : kv_.page_size;
-    for (; page_ < end_; ++page_) {
-      const int64_t page_first = page_->first_position;
-      const int64_t page_end = page_first + page_->num_valid;
-      const int64_t begin = std::max(first, page_first);
-      const int64_t count = std::min(end, page_end) - begin;
-      if (count > 0) AddTokens(begin - page_first, begin - first, count, packed_keys, block);
-      if (page_end >= end) break;  // The next block may go on in this page.
-    }
-    if (block.stored == 0) return;
-    if constexpr (kPacked) {
-      for (int64_t t = 0; t < kBlock; t += kLanes) AddVector(packed_keys + t, t, block);
-    }
-    // What is not there is prefetched as something that is.
-    for (int64_t i = block.num_vectors; i < kBlock / kLanes; ++i) block.k[i] = block.k[0];
-    for (uint64_t missing = ~block.stored; missing != 0; missing &= missing - 1) {
-      block.v[std::countr_zero(missing)] = v_;
-    }
-  }
-
-  // Tokens [offset, offset + count) of the current page are tokens [token, ...) of the block.
-  void AddTokens(int64_t offset, int64_t token, int64_t count, float* packed_keys, BlockT& block) {
-    const T* k = k_ + page_->slot * kv_.k.slot_stride + offset;
-    const T* v = v_ + page_->slot * kv_.v.slot_stride + offset * kv_.head_dim;
-    if constexpr (kPacked) {
-      for (int64_t dim = 0; dim < kv_.head_dim; ++dim) {
-        for (int64_t i = 0; i < count; ++i) {
-          packed_keys[dim * kBlock + token + i] =
-              hn::GetLane(LoadWide(k + dim * kv_.page_size + i));
-        }
-      }
-    } else {
-      for (int64_t i = 0; i < count; i += kLanes) AddVector(k + i, token + i, block);
-    }
-    for (int64_t i = 0; i < count; ++i) block.v[token + i] = v + i * kv_.head_dim;
-    block.stored |= (~uint64_t{0} >> (kBlock - count)) << token;
-  }
-
-  static void AddVector(const Key* k, int64_t token, BlockT& block) {
-    block.k[block.num_vectors] = k;
-    block.k_token[block.num_vectors++] = static_cast<uint8_t>(token);
-  }
-
-  const PagedKvView& kv_;
-  const PageSpan* page_;
-  const PageSpan* const end_;
-  const T* const k_;
-  const T* const v_;
-  float* packed_keys_;
-  int64_t packed_stride_;
-};
-
-// scores[r][token] = q[r] . k[token] for V vectors of tokens. Prefetches next_k unless it is null.
-template <int R, int V, typename TK>
-HWY_INLINE void ScoreVectors(const float* HWY_RESTRICT q, int64_t head_dim, const TK* const* k,
-                             int64_t k_stride, const uint8_t* k_token, const TK* const* next_k,
-                             int64_t next_stride, float* HWY_RESTRICT scores) {
+// scores[r][token] = q[r] . k[token] for V vectors of tokens, from the block's i-th on. Prefetches
+// the same ones of `next` unless it is null.
+template <int R, int V, typename TK, typename TV>
+HWY_INLINE void ScoreVectors(const float* HWY_RESTRICT q, int64_t head_dim,
+                             const HeadBlock<TK, TV>& now, const HeadBlock<TK, TV>* next, int64_t i,
+                             float* HWY_RESTRICT scores) {
   const FloatTag d;
+  const int64_t stride = now.block->k_stride;
+  const int64_t next_stride = next != nullptr ? next->block->k_stride : 0;
   FloatVec sums[R][V];
   const TK* keys[V];
   const TK* next_keys[V];
   for (int v = 0; v < V; ++v) {
-    keys[v] = k[v];
-    next_keys[v] = next_k != nullptr ? next_k[v] : nullptr;
+    keys[v] = now.block->k[i + v] + now.k_offset;
+    next_keys[v] = next != nullptr ? next->block->k[i + v] + next->k_offset : nullptr;
     for (int r = 0; r < R; ++r) sums[r][v] = hn::Zero(d);
   }
   for (int64_t dim = 0; dim < head_dim; ++dim) {
     FloatVec key[V];
     for (int v = 0; v < V; ++v) {
-      key[v] = LoadWide(keys[v] + dim * k_stride);
-      if (next_k != nullptr) PrefetchFar(next_keys[v] + dim * next_stride);
+      key[v] = LoadWide(keys[v] + dim * stride);
+      if (next != nullptr) PrefetchFar(next_keys[v] + dim * next_stride);
     }
     for (int r = 0; r < R; ++r) {
       const auto query = hn::Set(d, q[dim * R + r]);
@@ -239,28 +114,26 @@ HWY_INLINE void ScoreVectors(const float* HWY_RESTRICT q, int64_t head_dim, cons
   }
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) {
-      hn::StoreU(sums[r][v], d, scores + r * kScoreStride + k_token[v]);
+      hn::StoreU(sums[r][v], d, scores + r * kScoreStride + now.block->k_token[i + v]);
     }
   }
 }
 
 // Scores of R rows and the tokens of a block; of the vectors that hold none of `visible`, nothing.
 template <int R, typename TK, typename TV>
-void ScoreBlock(const float* q, int64_t head_dim, uint64_t visible, const Block<TK, TV>& block,
-                const Block<TK, TV>* next, float* scores) {
+void ScoreBlock(const float* q, int64_t head_dim, uint64_t visible, const HeadBlock<TK, TV>& now,
+                const HeadBlock<TK, TV>* next, float* scores) {
   constexpr int kVectors = TileVectors<R>();
+  const Block<TK, TV>& block = *now.block;
   const int last_token = 63 - std::countl_zero(visible);
   int64_t i = 0;
   for (; i + kVectors <= block.num_vectors && block.k_token[i] <= last_token; i += kVectors) {
     // The next block's vectors as far as there are places for them.
-    const TK* const* next_k =
-        next != nullptr && i + kVectors <= kBlock / kLanes ? next->k + i : nullptr;
-    ScoreVectors<R, kVectors>(q, head_dim, block.k + i, block.k_stride, block.k_token + i, next_k,
-                              next_k != nullptr ? next->k_stride : 0, scores);
+    const bool prefetch = i + kVectors <= kBlock / kLanes;
+    ScoreVectors<R, kVectors>(q, head_dim, now, prefetch ? next : nullptr, i, scores);
   }
   for (; i < block.num_vectors && block.k_token[i] <= last_token; ++i) {
-    ScoreVectors<R, 1>(q, head_dim, block.k + i, block.k_stride, block.k_token + i,
-                       static_cast<const TK* const*>(nullptr), 0, scores);
+    ScoreVectors<R, 1, TK, TV>(q, head_dim, now, nullptr, i, scores);
   }
 }
 
@@ -299,11 +172,15 @@ HWY_INLINE void Softmax(const uint64_t* masks, float scale, float* HWY_RESTRICT 
 }
 
 // states[r] += weights[r] . v over tokens [begin, end), for V vectors of dimensions from `dim` on.
-template <int R, int V, typename TV>
-HWY_INLINE void AccumulateVectors(const float* HWY_RESTRICT weights, const TV* const* values,
-                                  const TV* const* next_values, int64_t begin, int64_t end,
+template <int R, int V, typename TK, typename TV>
+HWY_INLINE void AccumulateVectors(const float* HWY_RESTRICT weights, const HeadBlock<TK, TV>& now,
+                                  const HeadBlock<TK, TV>* next, int64_t begin, int64_t end,
                                   int64_t dim, float* HWY_RESTRICT states, int64_t state_stride) {
   const FloatTag d;
+  const TV* const* values = now.block->v;
+  const TV* const* next_values = next != nullptr ? next->block->v : nullptr;
+  const int64_t offset = now.v_offset + dim;
+  const int64_t next_offset = next != nullptr ? next->v_offset + dim : 0;
   FloatVec sums[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) {
@@ -313,8 +190,8 @@ HWY_INLINE void AccumulateVectors(const float* HWY_RESTRICT weights, const TV* c
   for (int64_t t = begin; t < end; ++t) {
     FloatVec value[V];
     for (int v = 0; v < V; ++v) {
-      value[v] = LoadWide(values[t] + dim + v * kLanes);
-      if (next_values != nullptr) PrefetchFar(next_values[t] + dim + v * kLanes);
+      value[v] = LoadWide(values[t] + offset + v * kLanes);
+      if (next_values != nullptr) PrefetchFar(next_values[t] + next_offset + v * kLanes);
     }
     for (int r = 0; r < R; ++r) {
       const auto weight = hn::Set(d, weights[r * kScoreStride + t]);
@@ -329,9 +206,9 @@ HWY_INLINE void AccumulateVectors(const float* HWY_RESTRICT weights, const TV* c
 }
 
 // The same for all dimensions and the tokens of `mask`, in order.
-template <int R, typename TV>
-void Accumulate(uint64_t mask, const float* weights, const TV* const* values,
-                const TV* const* next_values, const GqaSizes& sizes, float* states) {
+template <int R, typename TK, typename TV>
+void Accumulate(uint64_t mask, const float* weights, const HeadBlock<TK, TV>& now,
+                const HeadBlock<TK, TV>* next, const GqaSizes& sizes, float* states) {
   constexpr int kVectors = TileVectors<R>();
   while (mask != 0) {
     const int begin = std::countr_zero(mask);
@@ -339,12 +216,11 @@ void Accumulate(uint64_t mask, const float* weights, const TV* const* values,
     mask &= end == kBlock ? 0 : ~uint64_t{0} << end;
     int64_t dim = 0;
     for (; dim + kVectors * kLanes <= sizes.padded_dim; dim += kVectors * kLanes) {
-      AccumulateVectors<R, kVectors>(weights, values, next_values, begin, end, dim, states,
+      AccumulateVectors<R, kVectors>(weights, now, next, begin, end, dim, states,
                                      sizes.state_stride);
     }
     for (; dim < sizes.head_dim; dim += kLanes) {
-      AccumulateVectors<R, 1>(weights, values, next_values, begin, end, dim, states,
-                              sizes.state_stride);
+      AccumulateVectors<R, 1>(weights, now, next, begin, end, dim, states, sizes.state_stride);
     }
   }
 }
@@ -353,19 +229,19 @@ void Accumulate(uint64_t mask, const float* weights, const TV* const* values,
 // kChunkBlocks]. Tokens that only some rows see lie before those that all see (windows) or behind
 // them (causality); each row takes its tokens in order.
 template <int R, typename TK, typename TV>
-void AccumulateBlock(const uint64_t* masks, const float* weights, const Block<TK, TV>& block,
-                     const Block<TK, TV>* next, const GqaSizes& sizes, float* states) {
+void AccumulateBlock(const uint64_t* masks, const float* weights, const HeadBlock<TK, TV>& now,
+                     const HeadBlock<TK, TV>* next, const GqaSizes& sizes, float* states) {
   uint64_t all = ~uint64_t{0};
   for (int r = 0; r < R; ++r) all &= masks[r * kChunkBlocks];
   const uint64_t before = all == 0 ? ~uint64_t{0} : (all & -all) - 1;
   const auto add_some = [&](uint64_t tokens) HWY_ATTR {
     for (int r = 0; r < R; ++r) {
-      Accumulate<1, TV>(masks[r * kChunkBlocks] & tokens, weights + r * kScoreStride, block.v,
-                        nullptr, sizes, states + r * sizes.state_stride);
+      Accumulate<1, TK, TV>(masks[r * kChunkBlocks] & tokens, weights + r * kScoreStride, now,
+                            nullptr, sizes, states + r * sizes.state_stride);
     }
   };
   if constexpr (R > 1) add_some(before & ~all);
-  Accumulate<R, TV>(all, weights, block.v, next != nullptr ? next->v : nullptr, sizes, states);
+  Accumulate<R>(all, weights, now, next, sizes, states);
   if constexpr (R > 1) add_some(~before & ~all);
 }
 
@@ -401,12 +277,12 @@ struct Scratch {
         packed_keys(total_states + sizes.states),
         masks(reinterpret_cast<uint64_t*>(packed_keys + 2 * sizes.packed_keys)) {}
 
-  float* query;   // each tile [head_dim, rows of the tile]
+  float* query;   // each tile of a head [head_dim, rows of the tile]
   float* scores;  // [rows, kScoreStride]
   float* chunk_states;
   float* total_states;
   float* packed_keys;  // [2 chunks, kChunkBlocks, head_dim, kBlock]
-  uint64_t* masks;     // [rows, kChunkBlocks]: the tokens that a row sees
+  uint64_t* masks;     // [rows of a head, kChunkBlocks]: the tokens that a row sees
 };
 
 void ClearStates(const GqaSizes& sizes, int64_t rows, float* states) {
@@ -435,7 +311,7 @@ void WriteOutput(const GqaAttentionArgs& args, const GqaSizes& sizes, int64_t fi
   }
 }
 
-// Rows of tile t of n: [rows * t / n, rows * (t + 1) / n).
+// Rows of a head in tile t of n: [rows * t / n, rows * (t + 1) / n).
 struct Tiling {
   explicit Tiling(int64_t num_rows)
       : rows(num_rows), num_tiles((num_rows + kTileRows - 1) / kTileRows) {}
@@ -445,14 +321,14 @@ struct Tiling {
 };
 
 void PackQueries(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionTask& task,
-                 const Tiling& tiling, float* packed) {
+                 int64_t kv_head, const Tiling& tiling, float* packed) {
   for (int64_t tile = 0; tile < tiling.num_tiles; ++tile) {
     const int64_t begin = tiling.Begin(tile), tile_rows = tiling.Begin(tile + 1) - begin;
     float* target = packed + begin * sizes.head_dim;
     for (int64_t r = 0; r < tile_rows; ++r) {
       const int64_t row = begin + r;
       const float* q = args.q.Row<float>(task.first_token + row / sizes.group) +
-                       (task.group * sizes.group + row % sizes.group) * sizes.head_dim;
+                       (kv_head * sizes.group + row % sizes.group) * sizes.head_dim;
       for (int64_t dim = 0; dim < sizes.head_dim; ++dim) target[dim * tile_rows + r] = q[dim];
     }
   }
@@ -476,13 +352,18 @@ class TaskRunner {
         sizes_(sizes),
         task_(task),
         scratch_(thread_memory, sizes),
-        tiling_(task.num_tokens * sizes.group) {}
+        tiling_(task.num_tokens * sizes.group),
+        num_rows_(tiling_.rows * sizes.num_heads),
+        first_head_(task.group * sizes.num_heads) {}
 
   void Run(float* partials) {
-    PackQueries(args_, sizes_, task_, tiling_, scratch_.query);
-    Reader reader(args_.kv, task_, scratch_.packed_keys, sizes_.packed_keys);
+    for (int64_t head = 0; head < sizes_.num_heads; ++head) {
+      PackQueries(args_, sizes_, task_, first_head_ + head, tiling_,
+                  scratch_.query + head * tiling_.rows * sizes_.head_dim);
+    }
+    Reader reader(args_.kv, task_, first_head_, scratch_.packed_keys, sizes_.packed_keys);
     ChunkT chunks[2];
-    ClearStates(sizes_, tiling_.rows, scratch_.total_states);
+    ClearStates(sizes_, num_rows_, scratch_.total_states);
     if (task_.first_chunk < task_.end_chunk) reader.Read(task_.first_chunk, chunks[0]);
     for (int64_t index = task_.first_chunk; index < task_.end_chunk; ++index) {
       const ChunkT& chunk = chunks[(index - task_.first_chunk) % 2];
@@ -493,29 +374,32 @@ class TaskRunner {
       }
       float* states = scratch_.chunk_states;
       if (task_.partial_row >= 0) {
-        const int64_t row = task_.partial_row + (index - task_.first_chunk) * tiling_.rows;
+        const int64_t row = task_.partial_row + (index - task_.first_chunk) * num_rows_;
         states = partials + row * sizes_.state_stride;
       }
       AttendChunk(index, chunk, next, states);
       if (task_.partial_row >= 0) continue;
-      for (int64_t row = 0; row < tiling_.rows; ++row) {
+      for (int64_t row = 0; row < num_rows_; ++row) {
         Fold(states + row * sizes_.state_stride, sizes_.padded_dim,
              scratch_.total_states + row * sizes_.state_stride);
       }
     }
     if (task_.partial_row >= 0) return;
-    WriteOutput(args_, sizes_, task_.first_token, task_.num_tokens, task_.group,
-                scratch_.total_states);
+    for (int64_t head = 0; head < sizes_.num_heads; ++head) {
+      WriteOutput(args_, sizes_, task_.first_token, task_.num_tokens, first_head_ + head,
+                  scratch_.total_states + head * tiling_.rows * sizes_.state_stride);
+    }
   }
 
  private:
   using Reader = ChunkReader<T, kPacked>;
   using BlockT = typename Reader::BlockT;
   using ChunkT = typename Reader::ChunkT;
+  using HeadBlockT = HeadBlock<typename Reader::Key, T>;
 
   // Computes the rows' states over one chunk, from nothing.
   void AttendChunk(int64_t index, const ChunkT& chunk, const ChunkT* next, float* states) {
-    ClearStates(sizes_, tiling_.rows, states);
+    ClearStates(sizes_, num_rows_, states);
     for (int64_t row = 0; row < tiling_.rows; ++row) {
       const int64_t position = args_.positions[task_.first_token + row / sizes_.group];
       for (int64_t b = 0; b < kChunkBlocks; ++b) {
@@ -523,35 +407,33 @@ class TaskRunner {
         Masks(row)[b] = chunk.blocks[b].stored & VisibleBits(position, args_.window, first);
       }
     }
-    ForVisibleTiles(
-        chunk, next,
-        [&]<int R>(int64_t row, int64_t b, uint64_t visible, const BlockT* next_block) HWY_ATTR {
-          ScoreBlock<R>(scratch_.query + row * sizes_.head_dim, sizes_.head_dim, visible,
-                        chunk.blocks[b], next_block, Scores(row) + b * kBlock);
-        });
-    for (int64_t row = 0; row < tiling_.rows; ++row) {
+    ForVisibleTiles(chunk, next,
+                    [&]<int R>(int64_t head, int64_t head_row, int64_t b, uint64_t visible,
+                               const HeadBlockT& now, const HeadBlockT* prefetch) HWY_ATTR {
+                      const int64_t row = head * tiling_.rows + head_row;
+                      ScoreBlock<R>(scratch_.query + row * sizes_.head_dim, sizes_.head_dim,
+                                    visible, now, prefetch, Scores(row) + b * kBlock);
+                    });
+    for (int64_t row = 0; row < num_rows_; ++row) {
       float* stats = states + row * sizes_.state_stride + sizes_.padded_dim;
-      Softmax(Masks(row), args_.scale, Scores(row), stats[0], stats[1]);
+      Softmax(Masks(row % tiling_.rows), args_.scale, Scores(row), stats[0], stats[1]);
     }
-    ForVisibleTiles(
-        chunk, next,
-        [&]<int R>(int64_t row, int64_t b, uint64_t visible, const BlockT* next_block) HWY_ATTR {
-          AccumulateBlock<R>(Masks(row) + b, Scores(row) + b * kBlock, chunk.blocks[b], next_block,
-                             sizes_, states + row * sizes_.state_stride);
-        });
+    ForVisibleTiles(chunk, next,
+                    [&]<int R>(int64_t head, int64_t head_row, int64_t b, uint64_t visible,
+                               const HeadBlockT& now, const HeadBlockT* prefetch) HWY_ATTR {
+                      const int64_t row = head * tiling_.rows + head_row;
+                      AccumulateBlock<R>(Masks(head_row) + b, Scores(row) + b * kBlock, now,
+                                         prefetch, sizes_, states + row * sizes_.state_stride);
+                    });
   }
 
-  template <int R, typename Body>
-  static HWY_INLINE void CallWithRows(int64_t rows, int64_t row, int64_t b, uint64_t visible,
-                                      const BlockT* next_block, const Body& body) {
-    if constexpr (R < kTileRows) {
-      if (rows > R) return CallWithRows<R + 1>(rows, row, b, visible, next_block, body);
-    }
-    body.template operator()<R>(row, b, visible, next_block);
+  HeadBlockT OfHead(const BlockT* block, int64_t head) const {
+    return {block, head * args_.kv.k.head_stride, head * args_.kv.v.head_stride};
   }
 
-  // Calls body<R>(first row, block, tokens that some row sees, block to prefetch or null) for each
-  // block and each tile of R rows that see something of it.
+  // Calls body<R>(head of the task, first row of the head, block, tokens that some row sees, what
+  // it sees, what to prefetch or null) for each block, in it each head, and of that each tile of R
+  // rows that see something of it.
   template <typename Body>
   HWY_INLINE void ForVisibleTiles(const ChunkT& chunk, const ChunkT* next, const Body& body) {
     for (int64_t b = 0; b < kChunkBlocks; ++b) {
@@ -560,15 +442,33 @@ class TaskRunner {
                                  : next != nullptr    ? &next->blocks[0]
                                                       : nullptr;
       if (next_block != nullptr && next_block->stored == 0) next_block = nullptr;
-      for (int64_t tile = 0; tile < tiling_.num_tiles; ++tile) {
-        const int64_t row = tiling_.Begin(tile), end = tiling_.Begin(tile + 1);
-        uint64_t visible = 0;
-        for (int64_t r = row; r < end; ++r) visible |= Masks(r)[b];
-        if (visible == 0) continue;
-        CallWithRows<1>(end - row, row, b, visible, next_block, body);
-        next_block = nullptr;  // Once is enough.
+      for (int64_t head = 0; head < sizes_.num_heads; ++head) {
+        const bool last_head = head + 1 == sizes_.num_heads;
+        const HeadBlockT now = OfHead(&chunk.blocks[b], head);
+        const HeadBlockT then =
+            last_head ? OfHead(next_block, 0) : OfHead(&chunk.blocks[b], head + 1);
+        const HeadBlockT* prefetch = then.block != nullptr ? &then : nullptr;
+        for (int64_t tile = 0; tile < tiling_.num_tiles; ++tile) {
+          const int64_t row = tiling_.Begin(tile), end = tiling_.Begin(tile + 1);
+          uint64_t visible = 0;
+          for (int64_t r = row; r < end; ++r) visible |= Masks(r)[b];
+          if (visible == 0) continue;
+          CallWithRows<1>(end - row, [&]<int R>() HWY_ATTR {
+            body.template operator()<R>(head, row, b, visible, now, prefetch);
+          });
+          prefetch = nullptr;  // Once is enough.
+        }
       }
     }
+  }
+
+  // Calls body<rows>().
+  template <int R, typename Body>
+  static HWY_INLINE void CallWithRows(int64_t rows, const Body& body) {
+    if constexpr (R < kTileRows) {
+      if (rows > R) return CallWithRows<R + 1>(rows, body);
+    }
+    body.template operator()<R>();
   }
 
   uint64_t* Masks(int64_t row) const { return scratch_.masks + row * kChunkBlocks; }
@@ -579,12 +479,14 @@ class TaskRunner {
   const AttentionTask& task_;
   const Scratch scratch_;
   const Tiling tiling_;
+  const int64_t num_rows_;
+  const int64_t first_head_;
 };
 
 template <typename T>
 void RunTaskOf(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionTask& task,
                float* partials, float* thread_memory) {
-  if (args.kv.page_size >= GqaSizes::kMaxLanes) {
+  if (args.kv.page_size >= kMaxAttentionLanes) {
     TaskRunner<T, false>(args, sizes, task, thread_memory).Run(partials);
   } else {
     TaskRunner<T, true>(args, sizes, task, thread_memory).Run(partials);
@@ -603,15 +505,20 @@ void RunTask(const GqaAttentionArgs& args, const GqaSizes& sizes, const Attentio
   }
 }
 
+// The rows of one KV head of a merge.
 void RunMerge(const GqaAttentionArgs& args, const GqaSizes& sizes, const AttentionMerge& merge,
-              float* partials) {
+              int64_t head, float* partials) {
   const int64_t rows = merge.num_tokens * sizes.group;
-  float* total = partials + merge.partial_row * sizes.state_stride;
-  for (int64_t row = rows; row < rows * merge.num_chunks; ++row) {
-    Fold(total + row * sizes.state_stride, sizes.padded_dim,
-         total + row % rows * sizes.state_stride);
+  const int64_t chunk_rows = sizes.num_heads * rows;
+  float* total = partials + (merge.partial_row + head * rows) * sizes.state_stride;
+  for (int64_t chunk = 1; chunk < merge.num_chunks; ++chunk) {
+    for (int64_t row = 0; row < rows; ++row) {
+      Fold(total + (chunk * chunk_rows + row) * sizes.state_stride, sizes.padded_dim,
+           total + row * sizes.state_stride);
+    }
   }
-  WriteOutput(args, sizes, merge.first_token, merge.num_tokens, merge.group, total);
+  WriteOutput(args, sizes, merge.first_token, merge.num_tokens,
+              merge.group * sizes.num_heads + head, total);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -629,10 +536,29 @@ constexpr int64_t kMaxRows = 64;
 // States are small beside what is read, so contexts are cut freely.
 constexpr int64_t kTasksBeforeSplits = 6;
 
+// KV heads of a task: as many as let the tokens of the longest query share a pass and still leave
+// each thread some tasks. Packed keys are of one.
+int64_t HeadsOfTask(const GqaAttentionArgs& args, int num_threads) {
+  if (args.kv.page_size < kMaxAttentionLanes) return 1;
+  int64_t longest = 1;
+  for (int64_t i = 0; i < args.num_sequences; ++i) {
+    longest = std::max<int64_t>(longest, args.query_starts[i + 1] - args.query_starts[i]);
+  }
+  const int64_t num_heads = args.kv.num_kv_heads;
+  const int64_t max_heads = kMaxRows / (args.num_query_heads / num_heads * longest);
+  const int64_t num_pages = args.kv.page_starts[args.num_sequences] - args.kv.page_starts[0];
+  const int64_t num_chunks = std::max<int64_t>(1, num_pages * args.kv.page_size / kAttentionChunk);
+  const int64_t wanted = num_threads == 1 ? 1 : num_threads * kTasksBeforeSplits;
+  int64_t heads = std::clamp<int64_t>(max_heads, 1, num_heads);
+  while (heads > 1 && (num_heads % heads != 0 || num_heads / heads * num_chunks < wanted)) --heads;
+  return heads;
+}
+
 absl::Status GqaAttentionCpu(const GqaAttentionArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateGqaAttention(args));
   if (args.q.rows == 0 || args.num_query_heads == 0) return absl::OkStatus();
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) -> absl::Status {
+    const int64_t heads = HeadsOfTask(args, pool.num_threads());
     const int64_t group = args.num_query_heads / args.kv.num_kv_heads;
     ASSIGN_OR_RETURN(const AttentionPlan plan,
                      PlanAttention({.op = "gqa_attention",
@@ -645,12 +571,12 @@ absl::Status GqaAttentionCpu(const GqaAttentionArgs& args, Stream& stream) {
                                     .page_starts = args.kv.page_starts,
                                     .pages = args.kv.pages,
                                     .chunk = kAttentionChunk,
-                                    .num_groups = args.kv.num_kv_heads,
-                                    .group_heads = group,
+                                    .num_groups = args.kv.num_kv_heads / heads,
+                                    .group_heads = heads * group,
                                     .max_rows = kMaxRows,
                                     .tasks_before_splits = kTasksBeforeSplits},
                                    pool.num_threads()));
-    const GqaSizes sizes(args, plan.max_rows);
+    const GqaSizes sizes(args, heads, plan.max_rows);
     const int64_t num_partials = GqaSizes::Aligned(plan.num_partial_rows * sizes.state_stride);
     float* partials = reinterpret_cast<float*>(
         pool.Scratch((num_partials + pool.num_threads() * sizes.per_thread) * sizeof(float)));
@@ -666,8 +592,9 @@ absl::Status GqaAttentionCpu(const GqaAttentionArgs& args, Stream& stream) {
       }
     });
     const auto run_merge = HWY_DYNAMIC_DISPATCH(RunMerge);
-    pool.ParallelFor(static_cast<int64_t>(plan.merges.size()),
-                     [&](int64_t i) { run_merge(args, sizes, plan.merges[i], partials); });
+    pool.ParallelFor(static_cast<int64_t>(plan.merges.size()) * heads, [&](int64_t i) {
+      run_merge(args, sizes, plan.merges[i / heads], i % heads, partials);
+    });
     return absl::OkStatus();
   });
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 // Prints lines for ratios.sh: medians over repetitions in which yardsticks and cases take turns.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,7 +30,8 @@ struct Shape {
 };
 
 // Layers of a cache that together are far larger than the last-level cache, called in turn, so
-// that decode finds each layer cold as it would in a model.
+// that decode finds each layer cold as it would in a model. They share two buffers: the planes of a
+// pool for many sequences are so large that the backend gets huge pages for them.
 class PagedCase {
  public:
   PagedCase(Backend& backend, const Shape& shape)
@@ -41,9 +43,12 @@ class PagedCase {
     constexpr int64_t kColdBytes = 192 << 20;
     const int64_t num_layers =
         shape.query_tokens > 1 ? 1 : std::max<int64_t>(1, kColdBytes / (2 * plane_bytes));
+    const KvPlane k = NewPlane(num_layers * plane_bytes, slot_stride, head_stride);
+    const KvPlane v = NewPlane(num_layers * plane_bytes, slot_stride, head_stride);
     for (int64_t layer = 0; layer < num_layers; ++layer) {
-      layers_.push_back({NewPlane(plane_bytes, slot_stride, head_stride),
-                         NewPlane(plane_bytes, slot_stride, head_stride)});
+      layers_.push_back({k, v});
+      layers_.back().k.data = static_cast<std::byte*>(k.data) + layer * plane_bytes;
+      layers_.back().v.data = static_cast<std::byte*>(v.data) + layer * plane_bytes;
     }
     std::vector<PageSpan> spans;
     std::vector<int32_t> page_starts{0}, query_starts{0}, positions;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/backend_registry.h"
 #include "kernels/base/logging.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -217,6 +218,55 @@ class PrefillCase {
   double flops_ = 0;
 };
 
+// Queries of all heads into latent space: a product of few rows with each head's own weight.
+class AbsorbCase {
+ public:
+  AbsorbCase(Backend& backend, Stream& stream, int64_t heads, int64_t tokens)
+      : kernels_(backend.kernels()), stream_(stream), memory_(backend) {
+    PackedWeight weight = {nullptr, DType::kBFloat16, kRank, kNope, 0};
+    const int64_t bytes = *kernels_.packed_weight_bytes(weight.dtype, weight.n, weight.k, 0);
+    auto* packed = memory_.Upload(std::vector<std::byte>(heads * bytes));
+    std::vector<uint16_t> rows(kRank * kNope);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = FloatToBFloat16(Value(i));
+    const auto* data = reinterpret_cast<const std::byte*>(rows.data());
+    for (int64_t head = 0; head < heads; ++head) {
+      weight.data = packed + head * bytes;
+      CHECK_OK(
+          kernels_.pack_weight({data, weight.dtype, kNope * 2, kRank, kNope, 0}, weight, stream));
+    }
+    weight.data = packed;
+    const float* x = memory_.Floats(tokens * heads * (kNope + kRope));
+    args_.x = {x, tokens, heads, kNope, heads * (kNope + kRope), kNope + kRope};
+    args_.weights = {weight, bytes, heads};
+    args_.out = HeadMajor(memory_.Floats(tokens * heads * kRank), tokens, heads, kRank);
+    flops_ = 2.0 * static_cast<double>(tokens * heads * kRank * kNope);
+  }
+
+  void Run() {
+    CHECK_OK(kernels_.head_linear(args_, stream_));
+    CHECK_OK(stream_.Synchronize());
+  }
+  double flops() const { return flops_; }
+
+ private:
+  const KernelTable& kernels_;
+  Stream& stream_;
+  Memory memory_;
+  HeadLinearArgs args_;
+  double flops_ = 0;
+};
+
+// Prints the share of the machine's peak that a case reaches.
+template <typename Case>
+void ShareOfPeak(Machine& machine, absl::string_view name, Case& a_case, double asked) {
+  machine.Wake();
+  const double share = Median(kRepetitions, [&] {
+    const double floor = a_case.flops() / machine.FlopsPerSecond();
+    return floor / SecondsPerCall([&] { a_case.Run(); });
+  });
+  PrintRatio(absl::StrCat(name, "_of_peak"), share, asked);
+}
+
 int Main() {
   const auto backend = *CreateBackend({.cpu = {.num_threads = BenchThreads()}});
   const std::unique_ptr<Stream> stream = *backend->CreateStream();
@@ -231,12 +281,7 @@ int Main() {
   };
   for (const Shape& shape : shapes) {
     DecodeCase decode(*backend, *stream, shape);
-    machine.Wake();
-    const double share = Median(kRepetitions, [&] {
-      const double floor = decode.flops() / machine.FlopsPerSecond();
-      return floor / SecondsPerCall([&] { decode.Run(); });
-    });
-    PrintRatio(absl::StrCat(shape.name(), "_of_peak"), share, shape.asked);
+    ShareOfPeak(machine, shape.name(), decode, shape.asked);
     if (shape.over_naive == 0) continue;
     NaiveCase naive(*stream, shape);
     const double speedup = Median(kRepetitions, [&] {
@@ -246,12 +291,11 @@ int Main() {
     PrintRatio(absl::StrCat(shape.name(), "_over_naive"), speedup, shape.over_naive);
   }
   PrefillCase prefill(*backend, *stream, 16, 512, 2048);
-  machine.Wake();
-  const double share = Median(kRepetitions, [&] {
-    const double floor = prefill.flops() / machine.FlopsPerSecond();
-    return floor / SecondsPerCall([&] { prefill.Run(); });
-  });
-  PrintRatio("mla_prefill_16_heads_512_queries_2048_keys_of_peak", share, 0.5);
+  ShareOfPeak(machine, "mla_prefill_16_heads_512_queries_2048_keys", prefill, 0.5);
+  for (const int64_t tokens : {8, 64}) {
+    AbsorbCase absorb(*backend, *stream, 128, tokens);
+    ShareOfPeak(machine, absl::StrCat("mla_absorb_128_heads_batch", tokens), absorb, 0);
+  }
   return 0;
 }
 

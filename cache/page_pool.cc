@@ -58,7 +58,8 @@ absl::Status PagePool::CopyPages(const int32_t* source_slots, const int32_t* tar
   for (int64_t layer = 0; layer < layout_.num_layers(); ++layer) {
     for (const KvPlaneLayout& plane : layout_.GroupOf(layer).planes) {
       if (plane.bytes_per_page == 0) continue;
-      RETURN_IF_ERROR(backend_->kernels().kv_copy_pages({.plane = Plane(layer, plane.kind),
+      RETURN_IF_ERROR(backend_->kernels().kv_copy_pages({.source = Plane(layer, plane.kind),
+                                                         .target = Plane(layer, plane.kind),
                                                          .bytes_per_page = plane.bytes_per_page,
                                                          .source_slots = source_slots,
                                                          .target_slots = target_slots,

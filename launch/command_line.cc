@@ -28,6 +28,7 @@ struct RawFlags {
   std::string kv_cache_dtype = "auto";
   std::string activation_dtype = "auto";
   std::string score_mode = "prefill";
+  std::string num_stripes = "auto";
   std::string stop_token_ids;
   std::string batch_sizes;
   std::string config;
@@ -236,8 +237,7 @@ class Parser {
     app->add_option("--seed", engine.seed, "Seed of sampling and of dummy weights");
     AddOptionalCount(app, "--tensor-parallel-size,--tp", line_.parallel.tensor_parallel_size,
                      "Ranks that share the model; the world's size by default");
-    app->add_option("--decode-context-parallel-size,--dcp",
-                    line_.parallel.decode_context_parallel_size,
+    app->add_option("--decode-context-parallel-size,--dcp", raw_.num_stripes,
                     "Stripes of the cache: auto or a count");
     AddCount(app, "--expected-context-len", line_.parallel.expected_context_len,
              "For the choice of auto; half of --max-model-len by default");
@@ -408,6 +408,15 @@ class Parser {
         "--device", raw_.device,
         {{"auto", DeviceKind::kCpu}, {"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}},
         engine.device));
+    if (raw_.num_stripes != "auto") {
+      int64_t num_stripes = 0;
+      if (!absl::SimpleAtoi(raw_.num_stripes, &num_stripes) || num_stripes < 1) {
+        return absl::InvalidArgumentError(absl::StrCat("--decode-context-parallel-size: \"",
+                                                       raw_.num_stripes,
+                                                       "\" is neither auto nor a count"));
+      }
+      engine.num_stripes = num_stripes;
+    }
     RETURN_IF_ERROR(Choose<bool>("--activation-dtype", raw_.activation_dtype,
                                  {{"auto", true}, {"float32", false}}, engine.int8_activations));
     RETURN_IF_ERROR(Choose<bool>("--score-mode", raw_.score_mode,

@@ -26,11 +26,6 @@ absl::Status CheckParallelFlags(const ParallelFlags& flags, int world_size) {
                      world_size, " rank(s): start it with mpirun -np ", *flags.tensor_parallel_size,
                      ", or leave the flag out"));
   }
-  if (flags.decode_context_parallel_size != "auto" && flags.decode_context_parallel_size != "1") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--decode-context-parallel-size ", flags.decode_context_parallel_size,
-                     ": this version runs with one stripe; use auto or 1"));
-  }
   if (flags.enable_dp_attention) {
     return absl::InvalidArgumentError(
         "--enable-dp-attention: this version splits attention by heads only");

@@ -171,6 +171,7 @@ class Engine::Impl {
     options.use_kv_cache = config_.use_kv_cache;
     options.page_table_digest = config_.verify_every_step;
     options.cache.page_size = limits_.page_size;
+    options.cache.num_stripes = limits_.num_stripes;
     options.cache.pages_per_stripe = limits_.num_pages;
     options.cache.enable_prefix_caching = config_.enable_prefix_caching;
     options.cache.window = limits_.retention_window;

@@ -34,7 +34,9 @@ struct EngineConfig {
   std::optional<double> memory_utilization;      // of the rank's share of free memory
   std::optional<DType> kv_cache_dtype;           // float32 on CPU if unset
   bool int8_activations = true;                  // block-quantised weights meet int8 activations
-  bool enable_expert_parallel = false;           // deal whole experts, not columns of each
+  // Stripes of the cache (decode context parallel), a divisor of the number of ranks; one if unset.
+  std::optional<int64_t> num_stripes;
+  bool enable_expert_parallel = false;  // deal whole experts, not columns of each
   bool enable_prefix_caching = true;
   bool use_kv_cache = true;
 

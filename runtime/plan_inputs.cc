@@ -32,7 +32,8 @@ class Filler {
       RowTokens& row = filled_.rows[i];
       row.first_token = shape.num_tokens;
       if (options_.mla && row.first_position < row.absorbed_position) {
-        AddContext(row.absorbed_position);
+        AddContext(row.absorbed_position, row.first_position,
+                   tables_.table(plan_.rows[i].batch_slot));
       }
       RETURN_IF_ERROR(AddRun(plan_.rows[i], row.first_position, row.absorbed_position));
     }
@@ -128,8 +129,9 @@ class Filler {
     }
   }
 
-  // The sequence that is added next expands a context of `length` tokens.
-  void AddContext(int64_t length) {
+  // The sequence that is added next expands a context of `length` tokens, of which the first
+  // `num_stored` are in the pages of `table`.
+  void AddContext(int64_t length, int64_t num_stored, const PageTable& table) {
     const int64_t most = options_.limits.max_piece_tokens;
     if (piece_.num_tokens + length > most) ClosePiece();
     for (int64_t begin = 0; begin < length; begin += most) {
@@ -147,16 +149,60 @@ class Filler {
       ++piece_.num_sequences;
       inputs_.segment_starts.host()[piece_.segment_starts + piece_.num_sequences] =
           static_cast<int32_t>(piece_.num_tokens);
+      if (options_.num_stripes > 1)
+        AddPiecePages(begin, std::min(begin + count, num_stored), table);
     }
     // A context that was cut keeps its last piece for itself: `first` is the same for all of it.
     if (length > most) ClosePiece();
   }
 
+  // The pages, of any stripe, that hold the positions [begin, end) of the piece's newest sequence.
+  void AddPiecePages(int64_t begin, int64_t end, const PageTable& table) {
+    const int64_t size = options_.page_size;
+    for (int64_t page = begin / size; page * size < end; ++page) {
+      const PageLocation& location = table.pages[page - table.first_page];
+      piece_locations_.push_back(location);
+      inputs_.piece_pages.host()[filled_.shape.num_piece_pages++] = {
+          .slot = 0,  // known when the piece is closed
+          .num_valid = static_cast<int32_t>(std::min(size, end - page * size)),
+          .first_position = static_cast<int32_t>(page * size)};
+    }
+    inputs_.piece_page_starts.host()[piece_.page_starts + piece_.num_sequences] =
+        static_cast<int32_t>(piece_locations_.size());
+  }
+
+  // Orders the piece's pages by stripe, then as the sequences have them.
+  void PlacePiecePages() {
+    piece_.pages_per_stripe.assign(options_.num_stripes, 0);
+    for (const PageLocation& location : piece_locations_) {
+      ++piece_.pages_per_stripe[location.stripe];
+    }
+    std::vector<int64_t> next(options_.num_stripes, 0);
+    for (int stripe = 1; stripe < options_.num_stripes; ++stripe) {
+      next[stripe] = next[stripe - 1] + piece_.pages_per_stripe[stripe - 1];
+    }
+    inputs_.piece_page_starts.host()[piece_.page_starts] = 0;
+    for (size_t i = 0; i < piece_locations_.size(); ++i) {
+      const PageLocation& location = piece_locations_[i];
+      const auto slot = static_cast<int32_t>(next[location.stripe]++);
+      inputs_.piece_pages.host()[piece_.pages + i].slot = slot;
+      if (location.stripe != options_.stripe) continue;
+      const int64_t own = filled_.shape.num_own_piece_pages++;
+      inputs_.own_page_sources.host()[own] = location.slot;
+      inputs_.own_page_targets.host()[own] = slot;
+    }
+    piece_locations_.clear();
+  }
+
   void ClosePiece() {
     if (piece_.num_sequences == 0) return;
+    if (options_.num_stripes > 1) PlacePiecePages();
     filled_.shape.pieces.push_back(piece_);
     piece_ = {.segment_starts = piece_.segment_starts + piece_.num_sequences + 1,
-              .segment_positions = piece_.segment_positions + piece_.num_sequences};
+              .segment_positions = piece_.segment_positions + piece_.num_sequences,
+              .page_starts = piece_.page_starts + piece_.num_sequences + 1,
+              .pages = filled_.shape.num_piece_pages,
+              .own_pages = filled_.shape.num_own_piece_pages};
   }
 
   const StepPlan& plan_;
@@ -165,7 +211,8 @@ class Filler {
   const PageTableMirror& tables_;
   const StepInputs& inputs_;
   PlanInputs filled_;
-  ContextPiece piece_;  // not yet in the shape
+  ContextPiece piece_;                         // not yet in the shape
+  std::vector<PageLocation> piece_locations_;  // of its gathered pages
 };
 
 }  // namespace

@@ -37,7 +37,8 @@ struct PlanInputs {
 struct PlanInputsOptions {
   StepLimits limits;
   int64_t page_size = 0;
-  int stripe = 0;               // whose pages this rank holds
+  int stripe = 0;  // whose pages this rank holds
+  int num_stripes = 1;
   bool has_cache = true;        // else nothing is stored, and rows are whole sequences
   bool mla = false;             // see StepShape; without a cache nothing is absorbed
   bool absorb_prompts = false;  // as if they were generated tokens

@@ -58,6 +58,13 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
         "--max-num-batched-tokens ", limits.max_num_batched_tokens, " is below --max-num-seqs ",
         limits.max_num_seqs, ": a step must have room for a token of every sequence"));
   }
+  limits.num_stripes = config.num_stripes.value_or(1);
+  RETURN_IF_ERROR(positive("--decode-context-parallel-size", limits.num_stripes));
+  if (!config.use_kv_cache && limits.num_stripes > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--decode-context-parallel-size ",
+                                                   limits.num_stripes,
+                                                   ": without a cache there is nothing to stripe"));
+  }
   if (!config.use_kv_cache) {
     // Every step computes whole sequences: the longest one must fit.
     limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, limits.max_model_len);
@@ -123,6 +130,7 @@ class ShardWorker : public Worker {
     fill_options_ = {.limits = decoder_options.limits,
                      .page_size = limits_.page_size,
                      .stripe = layout().heads.stripe,
+                     .num_stripes = shard_layout_.grid.num_stripes(),
                      .has_cache = config.use_kv_cache,
                      .mla = spec_.mla.has_value(),
                      .absorb_prompts = config.decode_prompts};
@@ -192,10 +200,19 @@ class ShardWorker : public Worker {
         .max_logit_rows = std::max(limits_.max_num_seqs,
                                    std::min(limits_.max_num_batched_tokens, kMaxLogitRows))};
     if (spec_.mla.has_value()) {
+      // The ranks of a stripe group gather every piece together, so it is the same for all.
+      int64_t most_heads = 0;
+      for (const RankLayout& rank : shard_layout_.ranks) {
+        most_heads = std::max(most_heads, rank.heads.query_heads.size());
+      }
       limits.max_piece_tokens = config.mla_piece_tokens > 0
                                     ? config.mla_piece_tokens
-                                    : MlaPieceTokens(*spec_.mla, layout().heads.query_heads.size());
+                                    : MlaPieceTokens(*spec_.mla, most_heads);
       limits.max_pieces = max_sequences * CeilDiv(limits_.max_model_len, limits.max_piece_tokens);
+      // A sequence's first and last page may be partly in the piece.
+      if (shard_layout_.grid.num_stripes() > 1) {
+        limits.max_piece_pages = limits.max_piece_tokens / limits_.page_size + 2 * max_sequences;
+      }
     }
     return limits;
   }
@@ -334,6 +351,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
     ASSIGN_OR_RETURN(const EngineLimits limits, ChooseLimits(config, checkpoint.spec));
     ShardLayoutOptions options;
     options.num_ranks = world.self.size;
+    options.num_stripes = static_cast<int>(limits.num_stripes);
     options.weight_dtype = config.dtype;
     options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
     options.page_size = limits.page_size;

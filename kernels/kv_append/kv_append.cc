@@ -20,15 +20,19 @@ absl::Status ValidateKvAppend(const KvAppendArgs& args) {
 }
 
 absl::Status ValidateKvCopyPages(const KvCopyPagesArgs& args) {
-  const int64_t slot_bytes = args.plane.slot_stride * BlockBytes(args.plane.dtype);
-  if (args.bytes_per_page < 0 || args.bytes_per_page > slot_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("kv_copy_pages: pages of ", args.bytes_per_page,
-                                                   " bytes in slots of ", slot_bytes));
+  for (const KvPlane& plane : {args.source, args.target}) {
+    const int64_t slot_bytes = plane.slot_stride * BlockBytes(plane.dtype);
+    if (args.bytes_per_page < 0 || args.bytes_per_page > slot_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "kv_copy_pages: pages of ", args.bytes_per_page, " bytes in slots of ", slot_bytes));
+    }
   }
   if (args.num_pages < 0) {
     return absl::InvalidArgumentError(absl::StrCat("kv_copy_pages: ", args.num_pages, " pages"));
   }
-  RETURN_IF_ERROR(ValidateArray("kv_copy_pages", "plane", args.plane.data, args.bytes_per_page));
+  const int64_t bytes = args.num_pages > 0 ? args.bytes_per_page : 0;
+  RETURN_IF_ERROR(ValidateArray("kv_copy_pages", "source", args.source.data, bytes));
+  RETURN_IF_ERROR(ValidateArray("kv_copy_pages", "target", args.target.data, bytes));
   RETURN_IF_ERROR(
       ValidateArray("kv_copy_pages", "source_slots", args.source_slots, args.num_pages));
   return ValidateArray("kv_copy_pages", "target_slots", args.target_slots, args.num_pages);

@@ -23,10 +23,11 @@ struct KvAppendArgs {
 absl::Status ValidateKvAppend(const KvAppendArgs& args);
 using KvAppendFn = absl::Status (*)(const KvAppendArgs& args, Stream& stream);
 
-// Copies whole pages of one plane, whatever it holds, to other slots (copy-on-write). No target may
-// be among the sources, nor twice among the targets.
+// Copies whole pages of one plane, whatever it holds, to slots of the same (copy-on-write) or
+// another plane of that layout. No target may be among the sources, nor twice among the targets.
 struct KvCopyPagesArgs {
-  KvPlane plane;
+  KvPlane source;
+  KvPlane target;
   int64_t bytes_per_page = 0;             // at most the distance of two slots
   const int32_t* source_slots = nullptr;  // [num_pages], device
   const int32_t* target_slots = nullptr;  // [num_pages], device

@@ -70,12 +70,16 @@ absl::Status KvCopyPagesCpu(const KvCopyPagesArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateKvCopyPages(args));
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {
     if (args.bytes_per_page == 0) return absl::OkStatus();
-    const int64_t slot_bytes = args.plane.slot_stride * BlockBytes(args.plane.dtype);
-    auto* data = static_cast<std::byte*>(args.plane.data);
+    const auto slot_bytes = [](const KvPlane& plane) {
+      return plane.slot_stride * BlockBytes(plane.dtype);
+    };
+    const auto* source = static_cast<const std::byte*>(args.source.data);
+    auto* target = static_cast<std::byte*>(args.target.data);
     ParallelRows(pool, args.num_pages, args.bytes_per_page, [&](int64_t begin, int64_t end) {
       for (int64_t page = begin; page < end; ++page) {
-        std::memcpy(data + args.target_slots[page] * slot_bytes,
-                    data + args.source_slots[page] * slot_bytes, args.bytes_per_page);
+        std::memcpy(target + args.target_slots[page] * slot_bytes(args.target),
+                    source + args.source_slots[page] * slot_bytes(args.source),
+                    args.bytes_per_page);
       }
     });
     return absl::OkStatus();

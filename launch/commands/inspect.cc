@@ -165,12 +165,7 @@ absl::StatusOr<int> RunInspect(const CommandLine& line) {
   }
   ShardLayoutOptions options;
   options.num_ranks = static_cast<int>(num_ranks);
-  const std::string& stripes = line.parallel.decode_context_parallel_size;
-  if (stripes != "auto" &&
-      (!absl::SimpleAtoi(stripes, &options.num_stripes) || options.num_stripes < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("--decode-context-parallel-size: \"", stripes,
-                                                   "\" is neither auto nor a count"));
-  }
+  options.num_stripes = static_cast<int>(std::min(line.engine.num_stripes.value_or(1), kMaxRanks));
   options.weight_dtype = line.engine.dtype;
   options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
   options.page_size =

@@ -39,8 +39,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelSpec& spec,
   const StepLimits limits = options.limits;
   const auto create_attention = [&]() -> absl::StatusOr<AttentionBlock> {
     const auto create = [&]<typename Block>(std::in_place_type_t<Block>) {
-      return Block::Create(spec, held, limits, options.max_model_len, options.pool,
-                           options.precision, backend);
+      return Block::Create(spec, layout, rank, limits, options.max_model_len, options.pool,
+                           options.precision, backend, communicator);
     };
     if (spec.mla.has_value()) return create(std::in_place_type<MlaAttentionBlock>);
     return create(std::in_place_type<GqaAttentionBlock>);

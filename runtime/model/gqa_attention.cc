@@ -20,10 +20,11 @@ GqaAttentionBlock::GqaAttentionBlock(const ModelSpec& spec, const RankLayout& la
       rotary_(std::move(rotary)) {}
 
 absl::StatusOr<GqaAttentionBlock> GqaAttentionBlock::Create(
-    const ModelSpec& spec, const RankLayout& layout, const StepLimits& limits,
-    int64_t max_model_len, const PagePool* pool, ActivationPrecision precision, Backend& backend) {
+    const ModelSpec& spec, const ShardLayout& layout, int rank, const StepLimits& limits,
+    int64_t max_model_len, const PagePool* pool, ActivationPrecision precision, Backend& backend,
+    Communicator& communicator) {
   ASSIGN_OR_RETURN(RotaryTable rotary, RotaryTable::Create(spec.rope, max_model_len, backend));
-  GqaAttentionBlock block(spec, layout, std::move(rotary), pool, precision, backend);
+  GqaAttentionBlock block(spec, layout.ranks[rank], std::move(rotary), pool, precision, backend);
   const auto activation = [&](int64_t heads) {
     return Activation::Create(limits.max_tokens, heads * spec.head_dim, backend);
   };
@@ -31,6 +32,20 @@ absl::StatusOr<GqaAttentionBlock> GqaAttentionBlock::Create(
   ASSIGN_OR_RETURN(block.k_, activation(block.kv_heads_));
   ASSIGN_OR_RETURN(block.v_, activation(block.kv_heads_));
   ASSIGN_OR_RETURN(block.attended_, activation(block.query_heads_));
+  if (pool == nullptr || layout.grid.num_stripes() == 1) return block;
+
+  const int64_t group_heads = layout.ranks[rank].heads.group_query_heads.size();
+  const int64_t stripes = layout.grid.num_stripes();
+  const int64_t heads_of_one = (group_heads + stripes - 1) / stripes;
+  ASSIGN_OR_RETURN(
+      block.stripes_,
+      StripeExchange::Create(layout.grid, rank, limits.max_tokens * stripes * heads_of_one,
+                             spec.head_dim, spec.head_dim, communicator, backend));
+  block.group_heads_ = group_heads;
+  ASSIGN_OR_RETURN(block.group_q_, activation(group_heads));
+  ASSIGN_OR_RETURN(block.group_out_, activation(group_heads));
+  ASSIGN_OR_RETURN(block.group_log_sum_exp_,
+                   Activation::Create(limits.max_tokens, group_heads, backend));
   return block;
 }
 
@@ -41,7 +56,8 @@ absl::Status GqaAttentionBlock::Forward(int64_t layer, const GqaWeights& weights
   const MatrixView q = q_.Rows(tokens);
   const MatrixView k = k_.Rows(tokens);
   const MatrixView v = v_.Rows(tokens);
-  if (query_heads_ > 0) {
+  // In a stripe group a rank without query heads still holds pages for the others.
+  if (kv_heads_ > 0) {
     RETURN_IF_ERROR(Project(x, weights.q, q, precision_, kernels_, stream));
     RETURN_IF_ERROR(Project(x, weights.k, k, precision_, kernels_, stream));
     RETURN_IF_ERROR(Project(x, weights.v, v, precision_, kernels_, stream));
@@ -91,21 +107,52 @@ absl::Status GqaAttentionBlock::Attend(int64_t layer, const StepInputs& inputs,
                                       .slots = inputs.append_slots.device(),
                                       .page_offsets = inputs.append_offsets.device()},
                                      stream));
-  return kernels_.gqa_attention({.q = q_.Rows(tokens),
-                                 .kv = {.k = k_plane,
-                                        .v = v_plane,
+  if (stripes_ != nullptr) return AttendWithGroup(layer, inputs, shape, stream);
+  return AttendToPages(layer, q_.Rows(tokens), query_heads_, inputs, shape, attended_.Rows(tokens),
+                       /*log_sum_exp=*/nullptr, stream);
+}
+
+absl::Status GqaAttentionBlock::AttendWithGroup(int64_t layer, const StepInputs& inputs,
+                                                const StepShape& shape, Stream& stream) {
+  const int64_t tokens = shape.num_tokens, head_dim = spec_.head_dim;
+  const auto by_head = [&](const Activation& activation, int64_t heads) {
+    return TokenMajor(activation.Rows(tokens).Row<float>(0), tokens, heads, head_dim);
+  };
+  ASSIGN_OR_RETURN(const ConstHeadsView gathered,
+                   stripes_->GatherQueries(by_head(q_, query_heads_), /*first=*/0,
+                                           /*count=*/stripes_->max_heads(), stream));
+  RETURN_IF_ERROR(
+      kernels_.copy_heads({.x = gathered, .out = by_head(group_q_, group_heads_)}, stream));
+  float* log_sum_exp = group_log_sum_exp_.Rows(tokens).Row<float>(0);
+  RETURN_IF_ERROR(AttendToPages(layer, group_q_.Rows(tokens), group_heads_, inputs, shape,
+                                group_out_.Rows(tokens), log_sum_exp, stream));
+  RETURN_IF_ERROR(kernels_.copy_heads(
+      {.x = by_head(group_out_, group_heads_), .out = stripes_->partial_out()}, stream));
+  RETURN_IF_ERROR(kernels_.copy_heads({.x = TokenMajor(log_sum_exp, tokens, group_heads_, 1),
+                                       .out = stripes_->partial_log_sum_exp()},
+                                      stream));
+  return stripes_->Merge(by_head(attended_, query_heads_), stream);
+}
+
+absl::Status GqaAttentionBlock::AttendToPages(int64_t layer, ConstMatrixView q, int64_t num_heads,
+                                              const StepInputs& inputs, const StepShape& shape,
+                                              MatrixView out, float* log_sum_exp, Stream& stream) {
+  return kernels_.gqa_attention({.q = q,
+                                 .kv = {.k = pool_->Plane(layer, KvPlaneKind::kKey),
+                                        .v = pool_->Plane(layer, KvPlaneKind::kValue),
                                         .num_kv_heads = kv_heads_,
                                         .head_dim = spec_.head_dim,
-                                        .page_size = page_size,
+                                        .page_size = pool_->layout().page_size(),
                                         .page_starts = inputs.page_starts.device(),
                                         .pages = inputs.pages.device()},
-                                 .num_query_heads = query_heads_,
+                                 .num_query_heads = num_heads,
                                  .num_sequences = shape.num_sequences,
                                  .query_starts = inputs.query_starts.device(),
                                  .positions = inputs.positions.device(),
-                                 .scale = scale,
+                                 .scale = static_cast<float>(AttentionScale(spec_)),
                                  .window = spec_.windows[layer],
-                                 .out = attended_.Rows(tokens)},
+                                 .out = out,
+                                 .log_sum_exp = log_sum_exp},
                                 stream);
 }
 

@@ -30,6 +30,16 @@ HeadsView Slice(const HeadsView& view, int64_t begin, int64_t count, int64_t off
           .head_stride = view.head_stride};
 }
 
+constexpr KvPlaneKind kPlanes[] = {KvPlaneKind::kLatent, KvPlaneKind::kRope};
+
+int64_t PageBytes(const KvLayout& layout, KvPlaneKind kind) {
+  // All layers of MLA are alike.
+  for (const KvPlaneLayout& plane : layout.GroupOf(0).planes) {
+    if (plane.kind == kind) return plane.bytes_per_page;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int64_t MlaPieceTokens(const MlaSpec& spec, int64_t num_heads) {
@@ -47,27 +57,30 @@ MlaAttentionBlock::MlaAttentionBlock(const ModelSpec& spec, const RankLayout& la
       pool_(pool),
       precision_(precision),
       num_heads_(layout.heads.query_heads.size()),
+      holds_latents_(!layout.heads.kv_heads.empty()),
       scale_(static_cast<float>(AttentionScale(spec))),
       rotary_(std::move(rotary)) {}
 
 absl::StatusOr<MlaAttentionBlock> MlaAttentionBlock::Create(
-    const ModelSpec& spec, const RankLayout& layout, const StepLimits& limits,
-    int64_t max_model_len, const PagePool* pool, ActivationPrecision precision, Backend& backend) {
+    const ModelSpec& spec, const ShardLayout& layout, int rank, const StepLimits& limits,
+    int64_t max_model_len, const PagePool* pool, ActivationPrecision precision, Backend& backend,
+    Communicator& communicator) {
   ASSIGN_OR_RETURN(RotaryTable rotary, RotaryTable::Create(spec.rope, max_model_len, backend));
-  MlaAttentionBlock block(spec, layout, std::move(rotary), pool, precision, backend);
+  MlaAttentionBlock block(spec, layout.ranks[rank], std::move(rotary), pool, precision, backend);
   const MlaSpec& mla = block.mla_;
   const int64_t heads = block.num_heads_, tokens = limits.max_tokens;
   const int64_t piece = limits.max_piece_tokens;
   // At least one head of all tokens.
   block.max_absorbed_rows_ =
       std::min(tokens * heads, std::max(tokens, kMaxAbsorbedFloats / mla.kv_lora_rank));
+  const int64_t latent_width = mla.kv_lora_rank + mla.qk_rope_head_dim;
   const auto make = [&backend](int64_t rows, int64_t cols) {
     return Activation::Create(rows, cols, backend);
   };
   ASSIGN_OR_RETURN(block.q_a_, make(tokens, mla.q_lora_rank));
   ASSIGN_OR_RETURN(block.q_, make(tokens, heads * spec.head_dim));
-  ASSIGN_OR_RETURN(block.kv_a_, make(tokens, mla.kv_lora_rank + mla.qk_rope_head_dim));
-  ASSIGN_OR_RETURN(block.latent_q_, make(block.max_absorbed_rows_, mla.kv_lora_rank));
+  ASSIGN_OR_RETURN(block.kv_a_, make(tokens, latent_width));
+  ASSIGN_OR_RETURN(block.absorbed_q_, make(block.max_absorbed_rows_, latent_width));
   ASSIGN_OR_RETURN(block.latent_out_, make(block.max_absorbed_rows_, mla.kv_lora_rank));
   ASSIGN_OR_RETURN(block.piece_latent_, make(piece, mla.kv_lora_rank));
   ASSIGN_OR_RETURN(block.piece_rope_, make(piece, mla.qk_rope_head_dim));
@@ -76,6 +89,19 @@ absl::StatusOr<MlaAttentionBlock> MlaAttentionBlock::Create(
   ASSIGN_OR_RETURN(block.maximum_, make(tokens, heads));
   ASSIGN_OR_RETURN(block.sum_, make(tokens, heads));
   ASSIGN_OR_RETURN(block.attended_, make(tokens, heads * mla.v_head_dim));
+  const int64_t stripes = layout.grid.num_stripes();
+  if (pool == nullptr || stripes == 1) return block;
+
+  // At least one head of each rank for all tokens; equal on all ranks of the group.
+  const int64_t max_rows = std::max(tokens * stripes, kMaxAbsorbedFloats / latent_width);
+  ASSIGN_OR_RETURN(block.stripes_, StripeExchange::Create(layout.grid, rank, max_rows, latent_width,
+                                                          mla.kv_lora_rank, communicator, backend));
+  ASSIGN_OR_RETURN(block.group_log_sum_exp_, make(max_rows, 1));
+  for (const KvPlaneKind kind : kPlanes) {
+    const int64_t bytes = limits.max_piece_pages * PageBytes(pool->layout(), kind);
+    ASSIGN_OR_RETURN(block.piece_pages_[kind == KvPlaneKind::kRope],
+                     backend.Allocate(static_cast<size_t>(bytes)));
+  }
   return block;
 }
 
@@ -83,7 +109,7 @@ absl::Status MlaAttentionBlock::Forward(int64_t layer, const MlaWeights& weights
                                         const StepInputs& inputs, const StepShape& shape,
                                         MatrixView out, const Tap& tap, Stream& stream) {
   const int64_t tokens = shape.num_tokens;
-  if (num_heads_ > 0) {
+  if (holds_latents_) {
     RETURN_IF_ERROR(ProjectInputs(weights, x, inputs, stream));
     if (pool_ != nullptr) RETURN_IF_ERROR(Append(layer, inputs, tokens, stream));
     RETURN_IF_ERROR(AttendAbsorbed(layer, weights, inputs, shape, stream));
@@ -133,38 +159,76 @@ absl::Status MlaAttentionBlock::AttendAbsorbed(int64_t layer, const MlaWeights& 
                                                Stream& stream) {
   const int64_t tokens = shape.num_absorbed_tokens;
   if (tokens == 0) return absl::OkStatus();
+  const int64_t latent_dim = mla_.kv_lora_rank, rope_dim = mla_.qk_rope_head_dim;
   const HeadsView q = TokenMajor(q_.Rows(tokens).Row<float>(0), tokens, num_heads_, spec_.head_dim);
   const HeadsView attended =
       TokenMajor(attended_.Rows(tokens).Row<float>(0), tokens, num_heads_, mla_.v_head_dim);
-  // As many heads at once as there is room for in latent space.
-  const int64_t group = std::min(num_heads_, max_absorbed_rows_ / tokens);
-  for (int64_t head = 0; head < num_heads_; head += group) {
-    const int64_t heads = std::min(group, num_heads_ - head);
-    const auto latent_space = [&](const Activation& activation) {
-      return HeadMajor(activation.Rows(heads * tokens).Row<float>(0), tokens, heads,
-                       mla_.kv_lora_rank);
-    };
-    const HeadsView latent_q = latent_space(latent_q_), latent_out = latent_space(latent_out_);
+  // As many heads at once as there is room for in latent space; all ranks of a stripe group go
+  // through as many rounds.
+  const int64_t max_heads = stripes_ != nullptr ? stripes_->max_heads() : num_heads_;
+  const int64_t round = stripes_ != nullptr ? stripes_->HeadsOfRound(tokens)
+                                            : std::min(num_heads_, max_absorbed_rows_ / tokens);
+  for (int64_t head = 0; head < max_heads; head += round) {
+    const int64_t heads = std::clamp<int64_t>(num_heads_ - head, 0, round);
+    const HeadsView queries = HeadMajor(absorbed_q_.Rows(heads * tokens).Row<float>(0), tokens,
+                                        heads, latent_dim + rope_dim);
+    const HeadsView out =
+        HeadMajor(latent_out_.Rows(heads * tokens).Row<float>(0), tokens, heads, latent_dim);
     RETURN_IF_ERROR(kernels_.head_linear({.x = Slice(q, head, heads, 0, mla_.qk_nope_head_dim),
                                           .weights = Slice(weights.absorbed_k, head, heads),
-                                          .out = latent_q},
+                                          .out = Slice(queries, 0, heads, 0, latent_dim)},
                                          stream));
-    RETURN_IF_ERROR(kernels_.mla_decode(
-        {.q_latent = latent_q,
-         .q_rope = Slice(q, head, heads, mla_.qk_nope_head_dim, mla_.qk_rope_head_dim),
-         .kv = Pages(layer, inputs),
-         .num_sequences = shape.num_absorbed_sequences,
-         .query_starts = inputs.query_starts.device(),
-         .positions = inputs.positions.device(),
-         .scale = scale_,
-         .out = latent_out},
-        stream));
-    RETURN_IF_ERROR(kernels_.head_linear({.x = latent_out,
+    RETURN_IF_ERROR(
+        kernels_.copy_heads({.x = Slice(q, head, heads, mla_.qk_nope_head_dim, rope_dim),
+                             .out = Slice(queries, 0, heads, latent_dim, rope_dim)},
+                            stream));
+    if (stripes_ != nullptr) {
+      RETURN_IF_ERROR(AttendWithGroup(layer, queries, head, round, inputs, shape, out, stream));
+    } else {
+      RETURN_IF_ERROR(AttendToLatents(layer, queries, inputs, shape, out, nullptr, stream));
+    }
+    RETURN_IF_ERROR(kernels_.head_linear({.x = out,
                                           .weights = Slice(weights.absorbed_v, head, heads),
                                           .out = Slice(attended, head, heads, 0, mla_.v_head_dim)},
                                          stream));
   }
   return absl::OkStatus();
+}
+
+absl::Status MlaAttentionBlock::AttendWithGroup(int64_t layer, ConstHeadsView queries,
+                                                int64_t first_head, int64_t max_heads,
+                                                const StepInputs& inputs, const StepShape& shape,
+                                                HeadsView out, Stream& stream) {
+  ASSIGN_OR_RETURN(const ConstHeadsView gathered,
+                   stripes_->GatherQueries(queries, first_head, max_heads, stream));
+  const int64_t rows = gathered.heads * gathered.tokens;
+  float* log_sum_exp = group_log_sum_exp_.Rows(rows).Row<float>(0);
+  RETURN_IF_ERROR(AttendToLatents(layer, gathered, inputs, shape, stripes_->partial_out(),
+                                  log_sum_exp, stream));
+  RETURN_IF_ERROR(
+      kernels_.copy_heads({.x = HeadMajor(log_sum_exp, gathered.tokens, gathered.heads, 1),
+                           .out = stripes_->partial_log_sum_exp()},
+                          stream));
+  return stripes_->Merge(out, stream);
+}
+
+absl::Status MlaAttentionBlock::AttendToLatents(int64_t layer, ConstHeadsView queries,
+                                                const StepInputs& inputs, const StepShape& shape,
+                                                HeadsView out, float* log_sum_exp, Stream& stream) {
+  ConstHeadsView q_latent = queries, q_rope = queries;
+  q_latent.dim = mla_.kv_lora_rank;
+  q_rope.data += mla_.kv_lora_rank;
+  q_rope.dim = mla_.qk_rope_head_dim;
+  return kernels_.mla_decode({.q_latent = q_latent,
+                              .q_rope = q_rope,
+                              .kv = Pages(layer, inputs),
+                              .num_sequences = shape.num_absorbed_sequences,
+                              .query_starts = inputs.query_starts.device(),
+                              .positions = inputs.positions.device(),
+                              .scale = scale_,
+                              .out = out,
+                              .log_sum_exp = log_sum_exp},
+                             stream);
 }
 
 absl::Status MlaAttentionBlock::AttendExpanded(int64_t layer, const MlaWeights& weights,
@@ -176,8 +240,8 @@ absl::Status MlaAttentionBlock::AttendExpanded(int64_t layer, const MlaWeights& 
     const int32_t* query_starts = inputs.query_starts.device() + piece.first_sequence;
     const int32_t* segment_starts = inputs.segment_starts.device() + piece.segment_starts;
     const int32_t* segment_positions = inputs.segment_positions.device() + piece.segment_positions;
-    PagedLatentView pages = Pages(layer, inputs);
-    pages.page_starts += piece.first_sequence;
+    ASSIGN_OR_RETURN(const PagedLatentView pages, PiecePages(layer, piece, inputs, stream));
+    if (num_heads_ == 0) continue;
     const MatrixView latent = piece_latent_.Rows(piece.num_tokens);
     const MatrixView rope = piece_rope_.Rows(piece.num_tokens);
     const MatrixView expanded = piece_expanded_.Rows(piece.num_tokens);
@@ -214,6 +278,45 @@ absl::Status MlaAttentionBlock::AttendExpanded(int64_t layer, const MlaWeights& 
         stream));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<PagedLatentView> MlaAttentionBlock::PiecePages(int64_t layer,
+                                                              const ContextPiece& piece,
+                                                              const StepInputs& inputs,
+                                                              Stream& stream) {
+  PagedLatentView pages = Pages(layer, inputs);
+  if (stripes_ == nullptr) {
+    pages.page_starts += piece.first_sequence;
+    return pages;
+  }
+  const int own = stripes_->group().rank();
+  int64_t first_own = 0;
+  for (int stripe = 0; stripe < own; ++stripe) first_own += piece.pages_per_stripe[stripe];
+  for (const KvPlaneKind kind : kPlanes) {
+    KvPlane& plane = kind == KvPlaneKind::kLatent ? pages.latent : pages.rope;
+    const int64_t page_bytes = PageBytes(pool_->layout(), kind);
+    auto* gathered = piece_pages_[kind == KvPlaneKind::kRope].as<std::byte>();
+    const KvPlane target = {.data = gathered,
+                            .dtype = plane.dtype,
+                            .slot_stride = page_bytes / BlockBytes(plane.dtype),
+                            .head_stride = page_bytes / BlockBytes(plane.dtype)};
+    RETURN_IF_ERROR(
+        kernels_.kv_copy_pages({.source = plane,
+                                .target = target,
+                                .bytes_per_page = page_bytes,
+                                .source_slots = inputs.own_page_sources.device() + piece.own_pages,
+                                .target_slots = inputs.own_page_targets.device() + piece.own_pages,
+                                .num_pages = piece.pages_per_stripe[own]},
+                               stream));
+    std::vector<int64_t> bytes;
+    for (const int64_t count : piece.pages_per_stripe) bytes.push_back(count * page_bytes);
+    RETURN_IF_ERROR(
+        stripes_->group().AllGatherV(gathered + first_own * page_bytes, gathered, bytes, stream));
+    plane = target;
+  }
+  pages.page_starts = inputs.piece_page_starts.device() + piece.page_starts;
+  pages.pages = inputs.piece_pages.device() + piece.pages;
+  return pages;
 }
 
 absl::Status MlaAttentionBlock::Norm(MatrixView x, const float* weight, Stream& stream) {

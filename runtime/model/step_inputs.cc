@@ -40,6 +40,14 @@ absl::StatusOr<StepInputs> StepInputs::Create(const StepLimits& limits, Backend&
   const int64_t max_segments = limits.max_pieces > 0 ? limits.max_sequences + limits.max_pieces : 0;
   ASSIGN_OR_RETURN(inputs.segment_starts, ints(max_segments + limits.max_pieces));
   ASSIGN_OR_RETURN(inputs.segment_positions, ints(max_segments));
+  if (limits.max_piece_pages > 0) {
+    // A page that two pieces share is gathered for both.
+    const int64_t max_pages = limits.max_pages + limits.max_pieces;
+    ASSIGN_OR_RETURN(inputs.piece_page_starts, ints(max_segments + limits.max_pieces));
+    ASSIGN_OR_RETURN(inputs.piece_pages, StepArray<PageSpan>::Create(max_pages, backend));
+    ASSIGN_OR_RETURN(inputs.own_page_sources, ints(max_pages));
+    ASSIGN_OR_RETURN(inputs.own_page_targets, ints(max_pages));
+  }
   return inputs;
 }
 
@@ -57,6 +65,13 @@ absl::Status StepInputs::Upload(const StepShape& shape, Backend& backend, Stream
         segment_starts.Upload(last.segment_starts + last.num_sequences + 1, backend, stream));
     RETURN_IF_ERROR(
         segment_positions.Upload(last.segment_positions + last.num_sequences, backend, stream));
+    if (!last.pages_per_stripe.empty()) {
+      RETURN_IF_ERROR(
+          piece_page_starts.Upload(last.page_starts + last.num_sequences + 1, backend, stream));
+      RETURN_IF_ERROR(piece_pages.Upload(shape.num_piece_pages, backend, stream));
+      RETURN_IF_ERROR(own_page_sources.Upload(shape.num_own_piece_pages, backend, stream));
+      RETURN_IF_ERROR(own_page_targets.Upload(shape.num_own_piece_pages, backend, stream));
+    }
   }
   return logit_rows.Upload(shape.num_logit_rows, backend, stream);
 }

@@ -23,6 +23,7 @@ struct StepLimits {
   // Of MLA's expanded prefill; 0 for other models.
   int64_t max_piece_tokens = 0;  // tokens of a ContextPiece
   int64_t max_pieces = 0;        // of one step
+  int64_t max_piece_pages = 0;   // of a piece, where other stripes hold some of them
 };
 
 // MLA expands the contexts of a step's prompts in pieces of bounded memory: whole contexts of
@@ -36,6 +37,13 @@ struct ContextPiece {
   int64_t segment_positions = 0;
   bool first = false;  // holds the beginnings of its sequences
   bool last = false;   // holds their ends
+  // Where the cache is striped, the pages that earlier steps stored are gathered first, ordered by
+  // stripe. The arrays begin here in StepInputs: num_sequences + 1 starts, the sequences' pages,
+  // and this stripe's.
+  int64_t page_starts = 0;
+  int64_t pages = 0;
+  int64_t own_pages = 0;
+  std::vector<int64_t> pages_per_stripe = {};
 };
 
 // What the host must know of a step to enqueue it: shape, nothing else.
@@ -49,6 +57,8 @@ struct StepShape {
   int64_t num_absorbed_tokens = 0;     // MLA: the first ones
   int64_t num_absorbed_sequences = 0;  // MLA: the first ones
   std::vector<ContextPiece> pieces;    // MLA: of the other sequences
+  int64_t num_piece_pages = 0;         // of all pieces, gathered
+  int64_t num_own_piece_pages = 0;     // those of this stripe
   int64_t num_pages = 0;
   int64_t num_logit_rows = 0;
 };
@@ -84,6 +94,12 @@ struct StepInputs {
   // their positions. Only for MLA.
   StepArray<int32_t> segment_starts;
   StepArray<int32_t> segment_positions;
+  // Of all pieces, only for MLA on a striped cache: gathered pages of each sequence, and of this
+  // stripe's pages the slots in the pool and among the gathered.
+  StepArray<int32_t> piece_page_starts;
+  StepArray<PageSpan> piece_pages;
+  StepArray<int32_t> own_page_sources;
+  StepArray<int32_t> own_page_targets;
 
   static absl::StatusOr<StepInputs> Create(const StepLimits& limits, Backend& backend);
   absl::Status Upload(const StepShape& shape, Backend& backend, Stream& stream) const;

@@ -184,7 +184,8 @@ TEST(KvCopyPages, CopiesWholePages) {
       for (size_t i = 0; i < sources.size(); ++i) {
         plane.ExpectCopy(sources[i], targets[i], heads, kElements);
       }
-      const KvCopyPagesArgs args{.plane = plane.view(),
+      const KvCopyPagesArgs args{.source = plane.view(),
+                                 .target = plane.view(),
                                  .bytes_per_page = plane.PageBytes(heads),
                                  .source_slots = device.Upload(sources),
                                  .target_slots = device.Upload(targets),
@@ -200,7 +201,8 @@ TEST(KvCopyPages, RefusesArgumentsByName) {
   CpuDevice device;
   float memory[64] = {};
   const int32_t slots[] = {0, 1};
-  const KvCopyPagesArgs good{.plane = {memory, DType::kFloat32, 16, 8},
+  const KvCopyPagesArgs good{.source = {memory, DType::kFloat32, 16, 8},
+                             .target = {memory, DType::kFloat32, 16, 8},
                              .bytes_per_page = 64,
                              .source_slots = slots,
                              .target_slots = slots + 1,
@@ -216,8 +218,8 @@ TEST(KvCopyPages, RefusesArgumentsByName) {
   EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.num_pages = -1; }), HasSubstr("-1 pages"));
   EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.bytes_per_page = 65; }),
               HasSubstr("pages of 65 bytes in slots of 64"));
-  EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.plane.data = nullptr; }),
-              HasSubstr("plane is null"));
+  EXPECT_THAT(error([](KvCopyPagesArgs& a) { a.source.data = nullptr; }),
+              HasSubstr("source is null"));
 }
 
 }  // namespace

@@ -167,6 +167,24 @@ class GenerateTest(ProgramTest):
                     "HEDDLE_TEST_RANKS_PER_NODE": str(ranks_per_node)})
                 self.assertEqual(lines, expected)
 
+    def test_stripes_and_experts_change_no_token(self):
+        """Latent caches striped over ranks, and whole experts dealt to them."""
+        prompts = [{**row, "prompt_token_ids": [token % 131 for token in row["prompt_token_ids"]]}
+                   for row in PROMPTS]
+        alone = self.generate(ALONE, prompts, "--ignore-eos", model="mla-v3")
+        for num_ranks, flags in ((4, ["--decode-context-parallel-size", 2]),
+                                 (3, ["--decode-context-parallel-size", 3, "--block-size", 3,
+                                      "--prefill-chunk", 2]),
+                                 (3, ["--enable-expert-parallel"])):
+            with self.subTest(num_ranks=num_ranks, flags=flags):
+                self.assertEqual(
+                    self.generate(num_ranks, prompts, "--ignore-eos", *flags, model="mla-v3"),
+                    alone)
+        expected = self.generate(ALONE, PROMPTS, "--ignore-eos", model="gqa-odd")
+        self.assertEqual(self.generate(4, PROMPTS, "--ignore-eos",
+                                       "--decode-context-parallel-size", 2, model="gqa-odd"),
+                         expected)
+
     def test_ranks_without_heads_run(self):
         for model, num_ranks in (("mqa", 5), ("gqa-a", 12)):
             with self.subTest(model=model):
@@ -277,8 +295,13 @@ class RefusalTest(ProgramTest):
             (["--model", model, *prompts, "--config", "/nowhere/config.yaml"],
              "/nowhere/config.yaml"),
             (["--model", model, *prompts, "--tensor-parallel-size", 7], "mpirun -np 7"),
-            (["--model", model, *prompts, "--decode-context-parallel-size", 2],
-             "--decode-context-parallel-size 2"),
+            (["--model", model, *prompts, "--decode-context-parallel-size", 3],
+             "3 stripes do not divide"),
+            (["--model", model, *prompts, "--decode-context-parallel-size", "two"],
+             "neither auto nor a count"),
+            (["--model", model, *prompts, "--decode-context-parallel-size", 2, "--no-kv-cache"],
+             "without a cache there is nothing to stripe"),
+            (["--model", model, *prompts, "--enable-expert-parallel"], "has no experts"),
             (["--model", model, *prompts, "--temprature", 1], "--temperature"),
             (["--model", model, *prompts, "--max-model-len", 4096], "128"),
             (["--model", model, *prompts, "--top-p", 2], "top_p"),
@@ -291,7 +314,7 @@ class RefusalTest(ProgramTest):
         # Every case as one process and on two ranks; one found by all ranks and one found by rank 0
         # alone on more.
         runs = [(num_ranks, case) for case in cases for num_ranks in (ALONE, 2)]
-        runs += [(num_ranks, cases[i]) for i in (0, 1, 7) for num_ranks in (1, 5)]
+        runs += [(num_ranks, cases[i]) for i in (0, 1, 10) for num_ranks in (1, 5)]
         for num_ranks, (flags, reason) in runs:
             with self.subTest(num_ranks=num_ranks, flags=flags):
                 stdout, stderr = self.run_heddle(num_ranks, "generate", *flags, exit_code=2)

@@ -27,13 +27,14 @@ struct Setting {
   CpuStreamMode stream_mode = CpuStreamMode::kImmediate;
   bool expert_parallel = false;
   int64_t mla_piece_tokens = 0;
+  int num_stripes = 1;
 
   std::string ToString() const {
     return absl::StrCat(model, ": ", num_ranks, " ranks, batch ", batch, ", prefix caching ",
                         prefix_caching, ", chunk ", chunk, ", page ", page_size, ", small pool ",
                         small_pool, ", deferred ", stream_mode == CpuStreamMode::kDeferred,
-                        ", expert parallel ", expert_parallel, ", MLA pieces of ",
-                        mla_piece_tokens);
+                        ", expert parallel ", expert_parallel, ", MLA pieces of ", mla_piece_tokens,
+                        ", ", num_stripes, " stripes");
   }
 };
 
@@ -139,6 +140,7 @@ EngineConfig ConfigOf(const Setting& setting) {
   config.stream_mode = setting.stream_mode;
   config.enable_expert_parallel = setting.expert_parallel;
   config.mla_piece_tokens = setting.mla_piece_tokens;
+  config.num_stripes = setting.num_stripes;
   return config;
 }
 
@@ -200,6 +202,27 @@ TEST_F(EngineMatrix, PairsOfSettings) {
 TEST_F(EngineMatrix, PairsOfDeepSeekSettings) {
   for (const std::vector<size_t>& row : PairwiseCoveringArray(kDeepSeekSizes)) {
     Check(DeepSeekSettingOf(row));
+  }
+  EXPECT_GT(num_preemptions_, 0);
+  EXPECT_GT(num_cached_tokens_, 0);
+}
+
+// The same on striped caches: rank counts with every number of stripes that divides them.
+const std::vector<std::pair<int, int>> kGrids = {{2, 2}, {3, 3}, {4, 2}, {4, 4}, {6, 2},
+                                                 {6, 3}, {6, 6}, {8, 2}, {8, 4}, {8, 8}};
+
+TEST_F(EngineMatrix, PairsOfStripedSettings) {
+  for (const bool deep_seek : {false, true}) {
+    std::vector<size_t> sizes = deep_seek ? kDeepSeekSizes : kSizes;
+    sizes[1] = kGrids.size();
+    for (std::vector<size_t> row : PairwiseCoveringArray(sizes)) {
+      const auto [num_ranks, num_stripes] = kGrids[row[1]];
+      row[1] = 0;
+      Setting setting = deep_seek ? DeepSeekSettingOf(row) : SettingOf(row);
+      setting.num_ranks = num_ranks;
+      setting.num_stripes = num_stripes;
+      Check(setting);
+    }
   }
   EXPECT_GT(num_preemptions_, 0);
   EXPECT_GT(num_cached_tokens_, 0);

@@ -19,7 +19,8 @@ constexpr StepLimits kLimits = {.max_tokens = 64,
                                 .max_pages = 64,
                                 .max_logit_rows = 8,
                                 .max_piece_tokens = 8,
-                                .max_pieces = 32};
+                                .max_pieces = 32,
+                                .max_piece_pages = 16};
 
 // Slots of a batch whose sequences have as many prompt and output tokens as given; token i of slot
 // s is 100 * s + i.
@@ -166,6 +167,37 @@ TEST_F(PlanInputsTest, LongContextsAreCut) {
   EXPECT_THAT(pieces, ElementsAreArray(expected));
   EXPECT_THAT(First(inputs_.segment_starts, 12), ElementsAre(0, 4, 0, 8, 0, 8, 0, 3, 0, 3, 0, 6));
   EXPECT_THAT(First(inputs_.segment_positions, 6), ElementsAre(0, 0, 8, 16, 0, 0));
+}
+
+// Pages that earlier steps stored come to all stripes of a group, ordered by stripe.
+TEST_F(PlanInputsTest, StoredPagesOfAllStripesAreGathered) {
+  SetSequences({{11, 0}, {4, 0}, {13, 0}}, /*num_stripes=*/2);
+  options_.mla = true;
+  options_.stripe = 1;
+  options_.num_stripes = 2;
+  options_.limits.max_piece_tokens = 16;
+  const auto filled = Fill({{.batch_slot = 0, .query_length = 1, .first_position = 10},
+                            {.batch_slot = 1, .query_length = 4},
+                            {.batch_slot = 2, .query_length = 2, .first_position = 11}});
+  ASSERT_TRUE(filled.ok()) << filled.status();
+  const StepShape& shape = filled->shape;
+  ASSERT_EQ(shape.pieces.size(), 2u);
+  // Of the first sequence pages 0 and 2 are on stripe 0, page 1 on stripe 1; the second has none.
+  EXPECT_THAT(shape.pieces[0].pages_per_stripe, ElementsAre(2, 1));
+  EXPECT_THAT(shape.pieces[1].pages_per_stripe, ElementsAre(2, 1));
+  EXPECT_EQ(shape.pieces[1].page_starts, 3);
+  EXPECT_EQ(shape.pieces[1].pages, 3);
+  EXPECT_EQ(shape.pieces[1].own_pages, 1);
+  EXPECT_THAT(First(inputs_.piece_page_starts, 5), ElementsAre(0, 3, 3, 0, 3));
+  std::vector<std::vector<int32_t>> pages;
+  for (const PageSpan& page : First(inputs_.piece_pages, shape.num_piece_pages)) {
+    pages.push_back({page.slot, page.first_position, page.num_valid});
+  }
+  const std::vector<std::vector<int32_t>> expected = {{0, 0, 4}, {2, 4, 4}, {1, 8, 2},
+                                                      {0, 0, 4}, {2, 4, 4}, {1, 8, 3}};
+  EXPECT_THAT(pages, ElementsAreArray(expected));
+  EXPECT_THAT(First(inputs_.own_page_sources, shape.num_own_piece_pages), ElementsAre(1, 21));
+  EXPECT_THAT(First(inputs_.own_page_targets, shape.num_own_piece_pages), ElementsAre(2, 2));
 }
 
 // Without a cache there are no latents to attend to: everything is expanded.

@@ -31,6 +31,8 @@ struct RawFlags {
   std::string num_stripes = "auto";
   std::string stop_token_ids;
   std::string batch_sizes;
+  std::string plan_batch_sizes;
+  std::string context_lens;
   std::string config;
   std::string max_tokens;
   bool enable_prefix_caching = false;
@@ -98,6 +100,7 @@ class Parser {
     AddScore();
     AddBench();
     AddInspect();
+    AddPlan();
     doctor_ = app_.add_subcommand("doctor", "Say what this machine has and what to change");
   }
 
@@ -154,7 +157,7 @@ class Parser {
     }
     if (arguments.empty()) {
       return "no command given; commands are generate, score, bench throughput, bench latency, "
-             "inspect and doctor";
+             "inspect, plan and doctor";
     }
     return error.what();
   }
@@ -355,7 +358,29 @@ class Parser {
         app_.add_subcommand("inspect", "What a checkpoint is and how N ranks would hold it");
     inspect_ = app;
     AddModel(app);
-    app->add_option("--format", line_.inspect_output, "text or json");
+    AddDevice(app);
+  }
+
+  void AddPlan() {
+    CLI::App* app = app_.add_subcommand(
+        "plan", "What N ranks of a device would hold, how fast they would decode at best, and how");
+    plan_ = app;
+    AddModel(app);
+    AddDevice(app);
+    app->add_option("--batch-size", raw_.plan_batch_sizes,
+                    "Sequences of a decode step (1,8,32,128,512)");
+    app->add_option("--context-len", raw_.context_lens,
+                    "Tokens cached of each; --expected-context-len by default");
+  }
+
+  // What auto is chosen for, and how the answer is printed.
+  void AddDevice(CLI::App* app) {
+    app->add_option("--device-type", line_.plan.device_type,
+                    "H200, H100, A100, A6000, L40S, H20, or cpu: this machine as measured now");
+    AddOptionalCount(app, "--max-num-seqs", line_.plan.max_num_seqs, "Most sequences in a step");
+    app->add_option("--gpu-memory-utilization", line_.engine.memory_utilization,
+                    "Share of the memory for weights and cache (0.92)");
+    app->add_option("--format", line_.output_format, "text or json");
   }
 
   template <typename T>
@@ -435,8 +460,9 @@ class Parser {
     } else if (!raw_.max_tokens.empty()) {
       ASSIGN_OR_RETURN(line_.sampling.max_tokens, ParseCount(raw_.max_tokens));
     }
-    if (!line_.inspect_output.empty() && line_.inspect_output != "text" &&
-        line_.inspect_output != "json") {
+    RETURN_IF_ERROR(ParseList("--batch-size", raw_.plan_batch_sizes, line_.plan.batch_sizes));
+    RETURN_IF_ERROR(ParseList("--context-len", raw_.context_lens, line_.plan.context_lens));
+    if (line_.output_format != "text" && line_.output_format != "json") {
       return absl::InvalidArgumentError("--format: expected text or json");
     }
     return ChooseCommand();
@@ -462,6 +488,8 @@ class Parser {
       line_.command = Command::kBenchLatency;
     } else if (inspect_->parsed()) {
       line_.command = Command::kInspect;
+    } else if (plan_->parsed()) {
+      line_.command = Command::kPlan;
     } else {
       line_.command = Command::kDoctor;
     }
@@ -476,6 +504,7 @@ class Parser {
   CLI::App* throughput_ = nullptr;
   CLI::App* latency_ = nullptr;
   CLI::App* inspect_ = nullptr;
+  CLI::App* plan_ = nullptr;
   CLI::App* doctor_ = nullptr;
   CLI::Option* temperature_ = nullptr;
   CLI::Option* top_k_ = nullptr;

@@ -12,7 +12,7 @@
 
 namespace heddle {
 
-enum class Command { kGenerate, kScore, kBenchThroughput, kBenchLatency, kInspect, kDoctor };
+enum class Command { kGenerate, kScore, kBenchThroughput, kBenchLatency, kInspect, kPlan, kDoctor };
 
 struct ParallelFlags {
   std::optional<int64_t> tensor_parallel_size;  // the world's size if unset
@@ -51,6 +51,14 @@ struct BenchFlags {
   std::string output_json;
 };
 
+// What a machine and a load are taken to be, by commands that need no ranks.
+struct PlanFlags {
+  std::string device_type = "cpu";      // of device_table.h
+  std::optional<int64_t> max_num_seqs;  // plan: as many as are of use, if unset
+  std::vector<int64_t> batch_sizes = {1, 8, 32, 128, 512};
+  std::vector<int64_t> context_lens;  // of a decode step; --expected-context-len if empty
+};
+
 struct CommandLine {
   Command command = Command::kGenerate;
   EngineConfig engine;
@@ -59,7 +67,8 @@ struct CommandLine {
   GenerateFlags generate;
   ScoreFlags score;
   BenchFlags bench;
-  std::string inspect_output;  // "" is text, "json" one JSON object
+  PlanFlags plan;
+  std::string output_format = "text";  // of inspect and plan: "text", or "json" for one object
 };
 
 // What --help and --version print, or what was wrong: `text` goes to stdout with exit code 0, or to

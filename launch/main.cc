@@ -58,9 +58,15 @@ absl::StatusOr<EngineCommand> PrepareCommand(const CommandLine& line, const Rank
 
 // The command's exit code, or why there is none.
 absl::StatusOr<int> RunCommand(const CommandLine& line, World& world) {
-  if (line.command == Command::kInspect || line.command == Command::kDoctor) {
-    if (world.self.rank != 0) return kExitOk;
-    return line.command == Command::kInspect ? RunInspect(line) : RunDoctor();
+  switch (line.command) {
+    case Command::kInspect:
+      return world.self.rank == 0 ? RunInspect(line) : kExitOk;
+    case Command::kPlan:
+      return world.self.rank == 0 ? RunPlan(line) : kExitOk;
+    case Command::kDoctor:
+      return world.self.rank == 0 ? RunDoctor() : kExitOk;
+    default:
+      break;
   }
   absl::StatusOr<EngineCommand> command = PrepareCommand(line, world.self);
   RETURN_IF_ERROR(AgreeOnStatus(command.status(), *world.control));

@@ -23,6 +23,7 @@ absl::StatusOr<EngineCommand> PrepareBenchLatency(const CommandLine& line);
 
 // Need no ranks.
 absl::StatusOr<int> RunInspect(const CommandLine& line);
+absl::StatusOr<int> RunPlan(const CommandLine& line);
 absl::StatusOr<int> RunDoctor();
 
 }  // namespace heddle

@@ -2,32 +2,27 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "launch/commands/commands.h"
+#include "launch/commands/layout_flags.h"
 #include "nlohmann/json.hpp"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/cost_model.h"
+#include "runtime/device_table.h"
 #include "runtime/shard_layout.h"
+#include "runtime/stripe_choice.h"
 
 namespace heddle {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr int64_t kMaxRanks = 1 << 16;  // above what any job has
-
-std::string Bytes(double bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  int unit = 0;
-  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
-  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, bytes, units[unit]);
-}
 
 Json RangeJson(const Range& range) { return {range.begin, range.end}; }
 
@@ -144,8 +139,8 @@ void PrintText(const Json& model, const ShardLayout& layout) {
     std::printf("%5zu %12s %10s %14s %16s %12s %14s\n", rank,
                 RangeText(one.heads.query_heads).c_str(), RangeText(one.heads.kv_heads).c_str(),
                 RangeText(one.ffn.front().columns).c_str(), RangeText(one.vocabulary).c_str(),
-                Bytes(static_cast<double>(one.weight_bytes)).c_str(),
-                Bytes(static_cast<double>(one.kv.bytes_per_token())).c_str());
+                BytesText(static_cast<double>(one.weight_bytes)).c_str(),
+                BytesText(static_cast<double>(one.kv.bytes_per_token())).c_str());
   }
   if (layout.ranks.size() > 1) {
     std::printf("mean over largest weight shard: %.3f\n",
@@ -153,33 +148,47 @@ void PrintText(const Json& model, const ShardLayout& layout) {
   }
 }
 
+// What --decode-context-parallel-size auto would stand for.
+absl::StatusOr<StripeChoice> ChooseForDevice(const CommandLine& line, const Checkpoint& checkpoint,
+                                             const ShardLayoutOptions& options) {
+  ASSIGN_OR_RETURN(const DeviceFigures device,
+                   FindDevice(line.plan.device_type, options.num_ranks));
+  ASSIGN_OR_RETURN(const double memory, MemoryOf(line, device));
+  ASSIGN_OR_RETURN(const std::vector<StripeOption> stripes,
+                   StripeOptionsOf(checkpoint.spec, *checkpoint.weights, options, memory));
+  ASSIGN_OR_RETURN(const int64_t context, ExpectedContext(line, checkpoint.spec));
+  const ExpectedLoad load = {
+      .max_num_seqs = line.plan.max_num_seqs.value_or(line.engine.max_num_seqs),
+      .context_len = context};
+  return ChooseStripes(
+      CostsOf(checkpoint.spec, *checkpoint.weights, options.kv_cache_dtype, options.weight_dtype),
+      device, options.num_ranks, stripes, load);
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunInspect(const CommandLine& line) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                    OpenCheckpoint(line.engine.model, line.engine.load_format, line.engine.seed));
-  const int64_t num_ranks = line.parallel.tensor_parallel_size.value_or(1);
-  if (num_ranks < 1 || num_ranks > kMaxRanks) {
-    return absl::InvalidArgumentError(absl::StrCat("--tensor-parallel-size ", num_ranks,
-                                                   ": expected 1 to ", kMaxRanks, " ranks"));
-  }
-  ShardLayoutOptions options;
-  options.num_ranks = static_cast<int>(num_ranks);
-  options.num_stripes = static_cast<int>(std::min(line.engine.num_stripes.value_or(1), kMaxRanks));
-  options.weight_dtype = line.engine.dtype;
+  ASSIGN_OR_RETURN(ShardLayoutOptions options, LayoutOptionsOf(line, checkpoint.spec));
   options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
-  options.page_size =
-      line.engine.block_size > 0 ? line.engine.block_size : DefaultPageSize(checkpoint.spec);
-  options.expert_parallel = line.engine.enable_expert_parallel;
   ASSIGN_OR_RETURN(const ShardLayout layout,
                    BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
   const Json model = DescribeModel(line, checkpoint);
-  if (line.inspect_output == "json") {
+  std::optional<StripeChoice> choice;
+  if (options.num_ranks > 1 && !line.engine.num_stripes.has_value()) {
+    ASSIGN_OR_RETURN(choice, ChooseForDevice(line, checkpoint, options));
+  }
+  if (line.output_format == "json") {
     Json json = model;
     json["layout"] = DescribeLayout(layout);
+    if (choice.has_value()) json["auto"] = {{"stripes", choice->num_stripes}, {"why", choice->why}};
     std::printf("%s\n", json.dump(2).c_str());
   } else {
     PrintText(model, layout);
+    if (choice.has_value()) {
+      std::printf("\nauto would be %s\n", choice->why.c_str());
+    }
   }
   return kExitOk;
 }

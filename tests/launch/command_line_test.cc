@@ -74,6 +74,25 @@ TEST(CommandLine, BenchesRunWithTheirDefaults) {
   EXPECT_THAT(line.bench.batch_sizes, ElementsAre(8));
 }
 
+TEST(CommandLine, PlansTakeLists) {
+  const CommandLine line =
+      Accepted({"plan", "-m", "x", "--device_type", "A6000", "--batch-size", "1,2k",
+                "--context-len", "1K", "--max-num-seqs", "16", "--format", "json"});
+  EXPECT_EQ(line.command, Command::kPlan);
+  EXPECT_EQ(line.plan.device_type, "A6000");
+  EXPECT_THAT(line.plan.batch_sizes, ElementsAre(1, 2000));
+  EXPECT_THAT(line.plan.context_lens, ElementsAre(1024));
+  EXPECT_EQ(line.plan.max_num_seqs, 16);
+  EXPECT_EQ(line.output_format, "json");
+
+  const CommandLine defaults = Accepted({"plan", "-m", "x"});
+  EXPECT_EQ(defaults.plan.device_type, "cpu");
+  EXPECT_THAT(defaults.plan.batch_sizes, ElementsAre(1, 8, 32, 128, 512));
+  EXPECT_THAT(defaults.plan.context_lens, ElementsAre());
+  EXPECT_FALSE(defaults.plan.max_num_seqs.has_value());
+  EXPECT_EQ(defaults.output_format, "text");
+}
+
 TEST(CommandLine, MaxTokensMayBeUnlimited) {
   EXPECT_EQ(Accepted({"generate", "-m", "m", "--prompt", "x"}).sampling.max_tokens, 16);
   EXPECT_EQ(

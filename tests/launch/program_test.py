@@ -388,6 +388,20 @@ class InspectTest(ProgramTest):
             self.assertEqual(run["kv_bytes_per_token_rank0"], first["kv_bytes_per_token"])
             self.assertEqual(run["weight_bytes_rank0"], first["weight_bytes"])
 
+    def test_says_what_auto_would_be(self):
+        flags = ("--tensor-parallel-size", 4, "--device-type", "H200", "--format", "json")
+        stdout, _ = self.inspect("gqa-a", *flags, "--max-num-seqs", 1, "--expected-context-len", 8)
+        found = json.loads(stdout)["auto"]
+        self.assertEqual(found["stripes"], 1)
+        self.assertIn("1 stripe for 1 sequences of 8 tokens", found["why"])
+        stdout, _ = self.inspect("gqa-a", *flags, "--max-num-seqs", "1M",
+                                 "--expected-context-len", "1M")
+        # Pairs of ranks share a KV head; four would share two, and send more.
+        self.assertEqual(json.loads(stdout)["auto"]["stripes"], 2)
+        stdout, _ = self.inspect("gqa-a", *flags, "--decode-context-parallel-size", 2)
+        self.assertNotIn("auto", json.loads(stdout))
+        self.assertNotIn("auto would be", self.inspect("gqa-a")[0])  # one rank has no choice
+
     def test_refuses_what_is_no_number_of_ranks(self):
         for size in ("0", "-1", "two", "4294967297"):
             with self.subTest(size=size):
@@ -400,6 +414,129 @@ class InspectTest(ProgramTest):
         stdout, _ = self.run_heddle(3, "inspect", "--model", os.path.join(models, "mqa"),
                                     "--format", "json")
         self.assertEqual(json.loads(stdout)["layout"]["tensor_parallel_size"], 1)
+
+
+class PlanTest(ProgramTest):
+    def plan(self, model, *flags, **options):
+        return self.run_heddle(ALONE, "plan", "--model", os.path.join(models, model), *flags,
+                               **options)
+
+    def figures(self, model, *flags):
+        return json.loads(self.plan(model, "--format", "json", *flags)[0])
+
+    def config(self, name):
+        return os.path.join("..", "..", "..", "configs", "models", name)
+
+    def test_a_config_alone_is_enough(self):
+        found = self.figures(self.config("deepseek-v3"), "--device-type", "H200",
+                             "--tensor-parallel-size", 8, "--expected-context-len", 8192)
+        self.assertAlmostEqual(found["parameters"] / 671.03e9, 1, 3)
+        self.assertAlmostEqual(found["active_parameters"] / 36.62e9, 1, 2)
+        self.assertEqual(found["kv_bytes_per_token"]["mla"], 70272)
+        self.assertEqual(found["kv_bytes_per_token"]["own"], "mla")
+        self.assertEqual([one["stripes"] for one in found["placements"]], [1, 2, 4, 8, 1])
+        *striped, dp = found["placements"]
+        self.assertTrue(dp["dp_attention"])
+        one_copy = striped[0]["capacity_tokens"]
+        self.assertGreater(one_copy, 400_000)
+        for placement in striped:
+            # A latent has no heads to deal, so that weights are the same and pages are not.
+            self.assertEqual(placement["weight_bytes"], striped[0]["weight_bytes"])
+            self.assertEqual(placement["capacity_tokens"], placement["stripes"] * one_copy)
+            self.assertEqual(placement["heads_per_read"], 16 * placement["stripes"])
+        self.assertAlmostEqual(striped[0]["weight_bytes"] / 85.6e9, 1, 1)
+        self.assertGreater(dp["weight_bytes"], striped[0]["weight_bytes"])
+        self.assertGreater(dp["capacity_tokens"], 6 * one_copy)
+        for placement in found["placements"]:
+            for step, ceiling in zip(placement["steps"], found["ceilings"], strict=True):
+                parts = [step[f"{part}_seconds"]
+                         for part in ("linear", "attention", "communication")]
+                self.assertAlmostEqual(step["tokens_per_second"] * sum(parts),
+                                       step["batch_size"], 6)
+                self.assertLess(step["tokens_per_second"], ceiling["tokens_per_second"])
+                self.assertEqual(step["fits"], step["batch_size"] * step["context_len"]
+                                 <= placement["capacity_tokens"])
+        # As many as fit at this length, which only a striped cache holds.
+        choice = found["choice"]
+        self.assertEqual(choice["stripes"], 8)
+        self.assertEqual(choice["max_num_seqs"], 8 * one_copy // 8192)
+        self.assertIn("mpirun -np 8 heddle bench", found["command"])
+        self.assertIn(f"--max-num-seqs {choice['max_num_seqs']} ", found["command"])
+        self.assertIn("--decode-context-parallel-size 8", found["command"])
+
+    def test_the_file_and_its_folder_are_the_same_model(self):
+        flags = ("--device-type", "L40S", "--format", "json")
+        folder, file = (self.plan(self.config(name), *flags)[0]
+                        for name in ("llama-3-8b", "llama-3-8b/config.json"))
+        self.assertEqual(json.loads(folder)["placements"], json.loads(file)["placements"])
+
+    def test_holds_what_inspect_says(self):
+        for model, num_ranks in (("gqa-odd", 6), ("gqa-a", 4)):
+            found = self.figures(model, "--tensor-parallel-size", num_ranks, "--device-type",
+                                 "A100", "--kv-cache-dtype", "float32")
+            for placement in found["placements"]:
+                with self.subTest(model=model, stripes=placement["stripes"]):
+                    stdout, _ = self.run_heddle(
+                        ALONE, "inspect", "--model", os.path.join(models, model), "--format",
+                        "json", "--tensor-parallel-size", num_ranks,
+                        "--decode-context-parallel-size", placement["stripes"])
+                    layout = json.loads(stdout)["layout"]
+                    self.assertEqual(placement["weight_bytes"], layout["max_weight_bytes"])
+                    tokens = min((found["memory_bytes"] - rank["weight_bytes"])
+                                 / rank["kv_bytes_per_token"]
+                                 for rank in layout["ranks"] if rank["kv_bytes_per_token"])
+                    self.assertAlmostEqual(
+                        placement["capacity_tokens"], placement["stripes"] * tokens,
+                        delta=placement["stripes"] * 16)
+
+    def test_the_text_has_the_same_figures(self):
+        flags = ("--tensor-parallel-size", 4, "--device-type", "A6000", "--batch-size", "1,16",
+                 "--context-len", "1K,4K", "--max-num-seqs", 16, "--expected-context-len", "4K")
+        model = self.config("deepseek-v2-lite")
+        found, (text, _) = self.figures(model, *flags), self.plan(model, *flags)
+        self.assertEqual(found["compute_bound"]["heads_per_read_simple"].__round__(), 101)
+        self.assertRegex(text, r"MLA +31,104 +<- this model")
+        for placement in found["placements"]:
+            self.assertRegex(text, rf"{placement['name']} .* {placement['capacity_tokens']:,} ")
+            for context in (1024, 4096):
+                cells = [rf"{step['tokens_per_second']:,.0f}[ *\n]" for step in placement["steps"]
+                         if step["context_len"] == context]
+                self.assertRegex(text, rf"{placement['name']} +{' +'.join(cells)}")
+        for advice in found["advice"]:
+            self.assertIn(f"! {advice}\n", text)
+        self.assertTrue(text.endswith(found["command"] + "\n"))
+
+    def test_this_machine_is_measured(self):
+        found = self.figures("gqa-a", "--tensor-parallel-size", 2, "--max-num-seqs", 4)
+        self.assertEqual(found["device"]["name"], "cpu")
+        self.assertEqual(found["kv_cache_dtype"], "float32")
+        self.assertGreater(found["device"]["read_bytes_per_second"], 1e7)
+        self.assertGreater(found["device"]["flops"], 1e8)
+
+    def test_says_how_many_ranks_would_hold_it(self):
+        found = self.figures(self.config("llama-2-70b"), "--device-type", "A6000",
+                             "--tensor-parallel-size", 2)
+        self.assertEqual([one["capacity_tokens"] for one in found["placements"]], [0, 0])
+        self.assertIsNone(found["command"])
+        self.assertRegex(found["advice"][0], r"the smallest count that fits is \d ranks")
+
+    def test_asked_stripes_are_kept(self):
+        found = self.figures(self.config("deepseek-v2-lite"), "--tensor-parallel-size", 4,
+                             "--device-type", "H20", "--decode-context-parallel-size", 2)
+        self.assertEqual(found["choice"]["stripes"], 2)
+
+    def test_refusals(self):
+        for flags, said in ((("--device-type", "H1"), "H200, H100, A100, A6000, L40S, H20, cpu"),
+                            (("--batch-size", "0"), "--batch-size 0"),
+                            (("--context-len", "2G"), "--context-len"),
+                            (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization"),
+                            (("--tensor-parallel-size", "6", "--decode-context-parallel-size",
+                              "4"), "4 stripes do not divide 6 ranks"),
+                            (("--format", "xml"), "text or json")):
+            with self.subTest(flags=flags):
+                stdout, stderr = self.plan("gqa-a", *flags, exit_code=2)
+                self.assertEqual(stdout, "")
+                self.assertIn(said, stderr)
 
 
 class DoctorTest(ProgramTest):

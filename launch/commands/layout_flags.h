@@ -1,0 +1,27 @@
+// What inspect and plan, which need no ranks, share: flags that say how a model is held.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "launch/command_line.h"
+#include "runtime/device_table.h"
+#include "runtime/model/model_spec.h"
+#include "runtime/shard_layout.h"
+
+namespace heddle {
+
+// All but kv_cache_dtype, whose default depends on the device. `auto` is one stripe here.
+absl::StatusOr<ShardLayoutOptions> LayoutOptionsOf(const CommandLine& line, const ModelSpec& spec);
+
+// Bytes of a rank for weights and cache.
+absl::StatusOr<double> MemoryOf(const CommandLine& line, const DeviceFigures& device);
+
+// Tokens cached of a sequence on average: --expected-context-len, or half of the longest.
+absl::StatusOr<int64_t> ExpectedContext(const CommandLine& line, const ModelSpec& spec);
+
+// "1.5 GiB"
+std::string BytesText(double bytes);
+
+}  // namespace heddle

@@ -1,0 +1,87 @@
+#include "runtime/stripe_choice.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/logging.h"
+#include "kernels/base/status_macros.h"
+
+namespace heddle {
+namespace {
+
+std::string Stripes(int count) { return absl::StrCat(count, count == 1 ? " stripe" : " stripes"); }
+
+struct Candidate {
+  StripeOption option;
+  bool holds_load = false;
+  StepTime time;
+};
+
+bool IsBetter(const Candidate& one, const Candidate& other) {
+  if (one.holds_load != other.holds_load) return one.holds_load;
+  if (!one.holds_load && one.option.capacity_tokens != other.option.capacity_tokens) {
+    return one.option.capacity_tokens > other.option.capacity_tokens;
+  }
+  return one.time.total() < other.time.total();
+}
+
+std::string Explain(const std::vector<Candidate>& candidates, const Candidate& best,
+                    const ExpectedLoad& load) {
+  std::vector<std::string> times, too_small;
+  for (const Candidate& one : candidates) {
+    times.push_back(
+        absl::StrFormat("%.3g ms with %d", one.time.total() * 1e3, one.option.num_stripes));
+    if (!one.holds_load) {
+      too_small.push_back(
+          absl::StrCat(Stripes(one.option.num_stripes), " ", one.option.capacity_tokens));
+    }
+  }
+  std::string why = absl::StrCat(
+      Stripes(best.option.num_stripes), " for ", load.max_num_seqs, " sequences of ",
+      load.context_len, " tokens: a decode step is predicted to take ", absl::StrJoin(times, ", "),
+      absl::StrFormat(" (of this %.0f %% communication)",
+                      100 * best.time.communication / best.time.total()));
+  if (!too_small.empty()) {
+    absl::StrAppend(&why, "; of ", load.max_num_seqs * load.context_len, " tokens the cache holds ",
+                    absl::StrJoin(too_small, ", "));
+  }
+  return why;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<StripeOption>> StripeOptionsOf(const ModelSpec& spec,
+                                                          const WeightSource& weights,
+                                                          ShardLayoutOptions layout,
+                                                          double memory_bytes) {
+  layout.memory_bytes.reset();
+  std::vector<StripeOption> options;
+  for (int stripes = 1; stripes <= layout.num_ranks; ++stripes) {
+    if (layout.num_ranks % stripes != 0) continue;
+    layout.num_stripes = stripes;
+    ASSIGN_OR_RETURN(const ShardLayout ranks, BuildShardLayout(spec, weights, layout));
+    options.push_back(
+        {.num_stripes = stripes, .capacity_tokens = CapacityTokens(ranks, memory_bytes)});
+  }
+  return options;
+}
+
+StripeChoice ChooseStripes(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
+                           std::span<const StripeOption> options, const ExpectedLoad& load) {
+  CHECK(!options.empty());
+  std::vector<Candidate> candidates;
+  for (const StripeOption& option : options) {
+    const Placement placement = {.num_ranks = num_ranks, .num_stripes = option.num_stripes};
+    candidates.push_back(
+        {.option = option,
+         .holds_load = option.capacity_tokens / load.context_len >= load.max_num_seqs,
+         .time = PredictStep(model, device, placement, load.max_num_seqs, load.context_len)});
+  }
+  const Candidate& best = *std::min_element(candidates.begin(), candidates.end(), IsBetter);
+  return {.num_stripes = best.option.num_stripes, .why = Explain(candidates, best, load)};
+}
+
+}  // namespace heddle

@@ -14,6 +14,11 @@ namespace {
 
 std::string Stripes(int count) { return absl::StrCat(count, count == 1 ? " stripe" : " stripes"); }
 
+std::string Milliseconds(double seconds) {
+  const double ms = seconds * 1e3;
+  return ms < 1000 ? absl::StrFormat("%.3g ms", ms) : absl::StrFormat("%.0f ms", ms);
+}
+
 struct Candidate {
   StripeOption option;
   bool holds_load = false;
@@ -32,8 +37,7 @@ std::string Explain(const std::vector<Candidate>& candidates, const Candidate& b
                     const ExpectedLoad& load) {
   std::vector<std::string> times, too_small;
   for (const Candidate& one : candidates) {
-    times.push_back(
-        absl::StrFormat("%.3g ms with %d", one.time.total() * 1e3, one.option.num_stripes));
+    times.push_back(absl::StrCat(Milliseconds(one.time.total()), " with ", one.option.num_stripes));
     if (!one.holds_load) {
       too_small.push_back(
           absl::StrCat(Stripes(one.option.num_stripes), " ", one.option.capacity_tokens));

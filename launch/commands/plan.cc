@@ -98,7 +98,7 @@ int64_t UsefulBatch(const Plan& plan) {
   return std::clamp<int64_t>(held / plan.load.context_len, 1, plan.compute_bound_batch);
 }
 
-absl::Status Choose(const CommandLine& line, Plan& plan) {
+void Choose(const CommandLine& line, Plan& plan) {
   std::vector<StripeOption> options;
   for (const PlacementPlan& one : plan.placements) {
     if (one.placement.dp_attention) continue;
@@ -112,7 +112,6 @@ absl::Status Choose(const CommandLine& line, Plan& plan) {
     if (one.placement.dp_attention) continue;
     if (one.placement.num_stripes == plan.choice.num_stripes) plan.chosen = one;
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<Plan> MakePlan(const CommandLine& line) {
@@ -146,7 +145,7 @@ absl::StatusOr<Plan> MakePlan(const CommandLine& line) {
       CostsOf(spec, *checkpoint.weights, plan.layout.kv_cache_dtype, plan.layout.weight_dtype);
   plan.compute_bound_batch = ComputeBoundBatch(plan.model, plan.device);
   RETURN_IF_ERROR(AddPlacements(spec, *checkpoint.weights, plan));
-  RETURN_IF_ERROR(Choose(line, plan));
+  Choose(line, plan);
   if (plan.chosen.capacity_tokens == 0) {
     ShardLayoutOptions options = plan.layout;
     options.memory_bytes = static_cast<int64_t>(plan.memory_bytes);

@@ -25,6 +25,17 @@ std::string Grouped(double value) {
 }
 std::string Grouped(int64_t value) { return Grouped(static_cast<double>(value)); }
 
+// Three digits, or all before the point.
+std::string Rounded(double value) {
+  return value < 100 ? absl::StrFormat("%.3g", value) : Grouped(value);
+}
+
+// "989 TFLOP/s"
+std::string FlopsText(double flops) {
+  return flops < 1e12 ? absl::StrFormat("%.1f GFLOP/s", flops / 1e9)
+                      : absl::StrFormat("%.0f TFLOP/s", flops / 1e12);
+}
+
 struct KindBytes {
   Kind kind;
   std::string name;
@@ -199,11 +210,11 @@ void AppendHead(std::string& text, const Plan& plan) {
       &text, "%s: %.2f B parameters, of which a token meets %.2f B; %s of weights\n",
       spec.model_type, plan.model.parameters / 1e9, plan.model.ActiveParameters() / 1e9,
       BytesText(plan.model.ReadBytes(1e9) + plan.model.embedding.bytes));
-  absl::StrAppendFormat(&text, "%d x %s: %s, %.1f GB/s, %.1f TFLOP/s", plan.layout.num_ranks,
-                        device.name, BytesText(device.memory_bytes),
-                        device.read_bytes_per_second / 1e9, device.flops / 1e12);
+  absl::StrAppendFormat(&text, "%d x %s: %s, %.1f GB/s, %s", plan.layout.num_ranks, device.name,
+                        BytesText(device.memory_bytes), device.read_bytes_per_second / 1e9,
+                        FlopsText(device.flops));
   if (device.fp8_flops > 0) {
-    absl::StrAppendFormat(&text, " (%.0f in float8)", device.fp8_flops / 1e12);
+    absl::StrAppend(&text, " (", FlopsText(device.fp8_flops), " in float8)");
   }
   absl::StrAppendFormat(&text, ", all-reduce %.0f us and %.0f GB/s one way; %s\n",
                         device.all_reduce.latency_seconds * 1e6,
@@ -244,7 +255,7 @@ void AppendPlacements(std::string& text, const Plan& plan) {
 }
 
 std::string RateCell(const StepTime& time, int64_t batch, bool fits) {
-  return absl::StrCat(Grouped(Rate(time, batch)), fits ? " " : "*");
+  return absl::StrCat(Rounded(Rate(time, batch)), fits ? " " : "*");
 }
 
 std::string ContextCell(const std::optional<int64_t>& context) {

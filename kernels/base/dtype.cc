@@ -17,7 +17,7 @@ struct Traits {
 };
 
 // In the order of the enum.
-constexpr std::array<Traits, 16> kTraits = {{
+constexpr std::array<Traits, 17> kTraits = {{
     {DType::kFloat32, "float32", 1, 4},
     {DType::kBFloat16, "bfloat16", 1, 2},
     {DType::kFloat16, "float16", 1, 2},
@@ -26,6 +26,7 @@ constexpr std::array<Traits, 16> kTraits = {{
     {DType::kInt8, "int8", 1, 1},
     {DType::kUint8, "uint8", 1, 1},
     {DType::kBool, "bool", 1, 1},
+    {DType::kFloat8E4M3, "float8_e4m3", 1, 1},
     {DType::kQ8_0, "Q8_0", 32, 34},
     {DType::kQ4_0, "Q4_0", 32, 18},
     {DType::kQ4_1, "Q4_1", 32, 20},
@@ -119,6 +120,13 @@ uint16_t FloatToFloat16(float value) {
   }
   const uint32_t rounding = 0xfffu + ((magnitude >> 13) & 1u);
   return static_cast<uint16_t>(sign | ((magnitude + rounding - 0x38000000u) >> 13));
+}
+
+float Float8E4M3ToFloat(uint8_t bits) {
+  if (IsFloat8E4M3Nan(bits)) return std::numeric_limits<float>::quiet_NaN();
+  // The fields of a float16, whose exponent has one bit more and a bias that is larger by 8.
+  const auto half = static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+  return Float16ToFloat(half) * 0x1p8f;
 }
 
 }  // namespace heddle

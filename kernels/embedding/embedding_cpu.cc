@@ -13,9 +13,7 @@ namespace heddle {
 
 absl::Status EmbeddingCpu(const EmbeddingArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateEmbedding(args));
-  RETURN_IF_ERROR(
-      PackedLayout::Create(args.table.dtype, args.table.n, args.table.k, args.table.k_offset)
-          .status());
+  RETURN_IF_ERROR(PackedLayout::Create(args.table).status());
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {
     const PackedLayout layout = PackedLayout::Of(args.table);
     pool.ParallelFor(args.out.rows, [&](int64_t token) {

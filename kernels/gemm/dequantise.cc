@@ -45,4 +45,22 @@ absl::Status DequantiseRow(DType dtype, const std::byte* row, int64_t elements, 
   }
 }
 
+absl::Status DequantiseRow(const WeightRows& rows, int64_t row, float* out) {
+  const std::byte* data = rows.data + row * rows.row_stride_bytes;
+  if (rows.dtype == DType::kFloat8E4M3) {
+    const float* scales = rows.scales.Row(row);
+    for (int64_t i = 0; i < rows.k; ++i) {
+      const int64_t k = rows.k_offset + i;
+      out[i] =
+          Float8E4M3ToFloat(static_cast<uint8_t>(data[k])) * scales[k / rows.scales.block_columns];
+    }
+    return absl::OkStatus();
+  }
+  if (rows.k_offset != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("a row begins at element ", rows.k_offset,
+                                                   " of a block of ", DTypeName(rows.dtype)));
+  }
+  return DequantiseRow(rows.dtype, data, rows.k, out);
+}
+
 }  // namespace heddle

@@ -32,10 +32,26 @@ constexpr int64_t kChunk = 256;
 // How far ahead of its use a stream of weights is asked for.
 constexpr ptrdiff_t kPrefetchBytes = 1024;
 
+// The weights that one micro-tile reads: `panel_stride` bytes apart, k_steps * 8 elements of k.
+// What lies `prefetch_offset` bytes behind each read is asked for, unless that is 0.
+struct WeightTile {
+  const std::byte* data;
+  ptrdiff_t panel_stride;
+  ptrdiff_t
+      scales_offset;  // from a panel's data to the [16] floats that scale it, if the type does
+  int64_t k_steps;
+  ptrdiff_t prefetch_offset;
+};
+
+struct NoScales {
+  static HWY_INLINE NoScales Load(const WeightTile&, int /*column*/) { return {}; }
+};
+
 // Two consecutive k of kLanes columns, widened. `w` is at an even k of a panel.
 struct Float32Weights {
+  using Scales = NoScales;
   static constexpr ptrdiff_t kBytesPerK = kPanelColumns * 4;
-  static HWY_INLINE void LoadPair(const std::byte* w, int vector, V& even, V& odd) {
+  static HWY_INLINE void LoadPair(const std::byte* w, int vector, Scales, V& even, V& odd) {
     const auto* values = reinterpret_cast<const float*>(w) + vector * kLanes;
     even = hn::Load(D(), values);
     odd = hn::Load(D(), values + kPanelColumns);
@@ -43,8 +59,9 @@ struct Float32Weights {
 };
 
 struct BFloat16Weights {
+  using Scales = NoScales;
   static constexpr ptrdiff_t kBytesPerK = kPanelColumns * 2;
-  static HWY_INLINE void LoadPair(const std::byte* w, int vector, V& even, V& odd) {
+  static HWY_INLINE void LoadPair(const std::byte* w, int vector, Scales, V& even, V& odd) {
     const hn::RebindToUnsigned<D> du;
     const auto pairs = hn::Load(du, reinterpret_cast<const uint32_t*>(w) + vector * kLanes);
     even = hn::BitCast(D(), hn::ShiftLeft<16>(pairs));
@@ -53,8 +70,9 @@ struct BFloat16Weights {
 };
 
 struct Float16Weights {
+  using Scales = NoScales;
   static constexpr ptrdiff_t kBytesPerK = kPanelColumns * 2;
-  static HWY_INLINE void LoadPair(const std::byte* w, int vector, V& even, V& odd) {
+  static HWY_INLINE void LoadPair(const std::byte* w, int vector, Scales, V& even, V& odd) {
     const hn::Rebind<hwy::float16_t, D> dh;
     const auto* values = reinterpret_cast<const hwy::float16_t*>(w) + vector * kLanes;
     even = hn::PromoteTo(D(), hn::Load(dh, values));
@@ -62,13 +80,31 @@ struct Float16Weights {
   }
 };
 
-// The weights that one micro-tile reads: `panel_stride` bytes apart, k_steps * 8 elements of k.
-// What lies `prefetch_offset` bytes behind each read is asked for, unless that is 0.
-struct WeightTile {
-  const std::byte* data;
-  ptrdiff_t panel_stride;
-  int64_t k_steps;
-  ptrdiff_t prefetch_offset;
+// A code's bits are those of a float16 that is 2^-8 of its value.
+struct Float8Weights {
+  struct Scales {
+    // Of the column-th vector of columns, counted through all panels.
+    static HWY_INLINE Scales Load(const WeightTile& tile, int column) {
+      const std::byte* panel = tile.data + column / kVectors * tile.panel_stride;
+      return Of(reinterpret_cast<const float*>(panel + tile.scales_offset), column % kVectors);
+    }
+    static HWY_INLINE Scales Of(const float* scales, int vector) {
+      return {hn::Mul(hn::Load(D(), scales + vector * kLanes), hn::Set(D(), 0x1p8f))};
+    }
+    V scale;
+  };
+  static constexpr ptrdiff_t kBytesPerK = kPanelColumns;
+  static HWY_INLINE void LoadPair(const std::byte* w, int vector, Scales scales, V& even, V& odd) {
+    const hn::Rebind<int16_t, D> d16;
+    const hn::Rebind<hwy::float16_t, D> dh;
+    const auto pairs = hn::Load(d16, reinterpret_cast<const int16_t*>(w) + vector * kLanes);
+    // The shift leaves a copy of the sign where the larger exponent has a zero.
+    const auto fields = hn::Set(d16, static_cast<int16_t>(0xbf80));
+    const auto low = hn::And(hn::ShiftRight<1>(hn::ShiftLeft<8>(pairs)), fields);
+    const auto high = hn::And(hn::ShiftRight<1>(pairs), fields);
+    even = hn::Mul(hn::PromoteTo(D(), hn::BitCast(dh, low)), scales.scale);
+    odd = hn::Mul(hn::PromoteTo(D(), hn::BitCast(dh, high)), scales.scale);
+  }
 };
 
 // sums [kRows][kPanels * 16] += x [kRows, 8 k_steps] times the weights. For each 8 k it reads
@@ -87,6 +123,9 @@ void MultiplyTile(const WeightTile& weights, const float* HWY_RESTRICT x, float*
       sum[r][c] = hn::Load(d, sums + r * sums_stride + c * kLanes);
     }
   }
+  typename Weights::Scales scale[kColumns];
+  HWY_UNROLL(16)
+  for (int c = 0; c < kColumns; ++c) scale[c] = Weights::Scales::Load(weights, c);
   const std::byte* HWY_RESTRICT w = weights.data;
   for (int64_t step = 0; step < weights.k_steps; ++step) {
     if (weights.prefetch_offset != 0) {
@@ -104,7 +143,7 @@ void MultiplyTile(const WeightTile& weights, const float* HWY_RESTRICT x, float*
       HWY_UNROLL(16)
       for (int c = 0; c < kColumns; ++c) {
         Weights::LoadPair(w + c / kVectors * weights.panel_stride + k * Weights::kBytesPerK,
-                          c % kVectors, even[c], odd[c]);
+                          c % kVectors, scale[c], even[c], odd[c]);
       }
       HWY_UNROLL(16)
       for (int r = 0; r < kRows; ++r) {
@@ -181,6 +220,7 @@ void MultiplyPlain(const PanelTask& task, const float* x) {
       WeightTile weights;
       weights.data = layout.Panel(task.weight->data, panel) + k * Weights::kBytesPerK;
       weights.panel_stride = layout.panel_bytes;
+      weights.scales_offset = 0;
       weights.k_steps = k_count / kPlainStep;
       weights.prefetch_offset = task.tiles.count == 1 ? kPrefetchBytes : group * layout.panel_bytes;
       MultiplyPanels<Weights>(task, x, weights, k / kPlainStep, panel, panels);
@@ -188,33 +228,103 @@ void MultiplyPlain(const PanelTask& task, const float* x) {
   }
 }
 
-// Blocks are widened once a chunk into `scratch`, which then is multiplied as float32 weights are.
+// How the panels of a quantised type are widened: elements [k, k + count) to out [count][16], where
+// both are multiples of 32, or count ends the panel.
 template <DType kType>
-void MultiplyBlocks(const PanelTask& task, const float* x) {
+struct BlockWidening {
+  static void Widen(const PackedLayout& layout, const std::byte* panel, int64_t k, int64_t count,
+                    float* out) {
+    for (int64_t i = 0; i < count; i += kGroupElements) {
+      DequantisePanelGroup<kType>(layout, panel, (k + i) / kGroupElements, out + i * kPanelColumns);
+    }
+  }
+};
+
+// Calls f(k, end, block) for each part of [k, end) whose elements share a scale.
+template <class F>
+HWY_INLINE void ForEachScaleBlock(const PackedLayout& layout, int64_t k, int64_t end, F f) {
+  while (k < end) {
+    const int64_t block = (layout.block_offset + k) / layout.block_columns;
+    const int64_t block_end = (block + 1) * layout.block_columns - layout.block_offset;
+    f(k, std::min(block_end, end), block);
+    k = block_end;
+  }
+}
+
+struct Float8Widening {
+  static void Widen(const PackedLayout& layout, const std::byte* panel, int64_t first_k,
+                    int64_t count, float* HWY_RESTRICT out) {
+    const std::byte* HWY_RESTRICT codes = panel + layout.quants_offset;
+    const auto* scales = reinterpret_cast<const float*>(panel);
+    ForEachScaleBlock(
+        layout, first_k, first_k + count, [&](int64_t begin, int64_t end, int64_t block) HWY_ATTR {
+          for (int vector = 0; vector < kVectors; ++vector) {
+            const auto scale = Float8Weights::Scales::Of(scales + block * kPanelColumns, vector);
+            for (int64_t k = begin / 2 * 2; k < end; k += 2) {
+              V even, odd;
+              Float8Weights::LoadPair(codes + k * kPanelColumns, vector, scale, even, odd);
+              float* target = out + (k - first_k) * kPanelColumns + vector * kLanes;
+              // A block may begin or end between the two.
+              if (k >= begin) hn::Store(even, D(), target);
+              if (k + 1 < end) hn::Store(odd, D(), target + kPanelColumns);
+            }
+          }
+        });
+  }
+};
+
+// As MultiplyPlain, but a chunk is widened once, into `scratch`, which then is multiplied as
+// float32 weights are.
+template <class Widening>
+void MultiplyWidened(const PanelTask& task, const float* x) {
   const PackedLayout& layout = *task.layout;
   constexpr int kMaxPanels = 4;
-  constexpr int64_t kGroups = 4;  // a chunk: 8 KiB of scratch a panel
-  alignas(64) float scratch[kMaxPanels][kGroups * kGroupElements * kPanelColumns];
+  constexpr int64_t kWidenedChunk = 128;  // 8 KiB of scratch a panel
+  alignas(64) float scratch[kMaxPanels][kWidenedChunk * kPanelColumns];
   const int group = PanelsOfTile(task.tiles.Rows(0));
-  for (int64_t g = 0; g < layout.num_groups; g += kGroups) {
-    const int64_t groups = std::min(kGroups, layout.num_groups - g);
+  const int64_t chunk = task.tiles.count == 1 ? layout.padded_k : kWidenedChunk;
+  for (int64_t first_k = 0; first_k < layout.padded_k; first_k += chunk) {
+    const int64_t end_k = std::min(first_k + chunk, layout.padded_k);
     for (int64_t panel = task.first_panel; panel < task.end_panel; panel += group) {
       const int panels = static_cast<int>(std::min<int64_t>(group, task.end_panel - panel));
-      for (int p = 0; p < panels; ++p) {
-        const std::byte* data = layout.Panel(task.weight->data, panel + p);
-        for (int64_t i = 0; i < groups; ++i) {
-          DequantisePanelGroup<kType>(layout, data, g + i,
-                                      scratch[p] + i * kGroupElements * kPanelColumns);
+      for (int64_t k = first_k; k < end_k; k += kWidenedChunk) {
+        const int64_t count = std::min(kWidenedChunk, end_k - k);
+        for (int p = 0; p < panels; ++p) {
+          Widening::Widen(layout, layout.Panel(task.weight->data, panel + p), k, count, scratch[p]);
         }
+        WeightTile weights;
+        weights.data = reinterpret_cast<const std::byte*>(scratch);
+        weights.panel_stride = sizeof(scratch[0]);
+        weights.scales_offset = 0;
+        weights.k_steps = count / kPlainStep;
+        weights.prefetch_offset = 0;
+        MultiplyPanels<Float32Weights>(task, x, weights, k / kPlainStep, panel, panels);
       }
-      WeightTile weights;
-      weights.data = reinterpret_cast<const std::byte*>(scratch);
-      weights.panel_stride = sizeof(scratch[0]);
-      weights.k_steps = groups * (kGroupElements / kPlainStep);
-      weights.prefetch_offset = 0;
-      MultiplyPanels<Float32Weights>(task, x, weights, g * (kGroupElements / kPlainStep), panel,
-                                     panels);
     }
+  }
+}
+
+// A single tile widens in registers, where scales change at whole steps of k. It gives the bits
+// that the other way does: each weight is rounded once.
+void MultiplyFloat8(const PanelTask& task, const float* x) {
+  const PackedLayout& layout = *task.layout;
+  if (task.tiles.count > 1 || layout.block_columns % kPlainStep != 0) {
+    MultiplyWidened<Float8Widening>(task, x);
+    return;
+  }
+  const int group = PanelsOfTile(task.tiles.Rows(0));
+  for (int64_t panel = task.first_panel; panel < task.end_panel; panel += group) {
+    const int panels = static_cast<int>(std::min<int64_t>(group, task.end_panel - panel));
+    ForEachScaleBlock(layout, 0, layout.padded_k, [&](int64_t k, int64_t end, int64_t block) {
+      WeightTile weights;
+      const int64_t offset = layout.quants_offset + k * Float8Weights::kBytesPerK;
+      weights.data = layout.Panel(task.weight->data, panel) + offset;
+      weights.panel_stride = layout.panel_bytes;
+      weights.scales_offset = block * kPanelColumns * static_cast<int64_t>(sizeof(float)) - offset;
+      weights.k_steps = (end - k) / kPlainStep;
+      weights.prefetch_offset = kPrefetchBytes;
+      MultiplyPanels<Float8Weights>(task, x, weights, k / kPlainStep, panel, panels);
+    });
   }
 }
 
@@ -226,22 +336,24 @@ void Multiply(const PanelTask& task, const float* x) {
       return MultiplyPlain<BFloat16Weights>(task, x);
     case DType::kFloat16:
       return MultiplyPlain<Float16Weights>(task, x);
+    case DType::kFloat8E4M3:
+      return MultiplyFloat8(task, x);
     case DType::kQ8_0:
-      return MultiplyBlocks<DType::kQ8_0>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ8_0>>(task, x);
     case DType::kQ4_0:
-      return MultiplyBlocks<DType::kQ4_0>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ4_0>>(task, x);
     case DType::kQ4_1:
-      return MultiplyBlocks<DType::kQ4_1>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ4_1>>(task, x);
     case DType::kQ5_0:
-      return MultiplyBlocks<DType::kQ5_0>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ5_0>>(task, x);
     case DType::kQ5_1:
-      return MultiplyBlocks<DType::kQ5_1>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ5_1>>(task, x);
     case DType::kQ4_K:
-      return MultiplyBlocks<DType::kQ4_K>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ4_K>>(task, x);
     case DType::kQ5_K:
-      return MultiplyBlocks<DType::kQ5_K>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ5_K>>(task, x);
     case DType::kQ6_K:
-      return MultiplyBlocks<DType::kQ6_K>(task, x);
+      return MultiplyWidened<BlockWidening<DType::kQ6_K>>(task, x);
     default:
       return;
   }

@@ -175,9 +175,7 @@ class GroupedProduct {
 
 absl::Status GroupedLinearCpu(const GroupedLinearArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateGroupedLinear(args));
-  const PackedWeight& weight = args.weights.first;
-  ASSIGN_OR_RETURN(const int64_t bytes,
-                   PackedWeightBytesCpu(weight.dtype, weight.n, weight.k, weight.k_offset));
+  ASSIGN_OR_RETURN(const int64_t bytes, PackedWeightBytesCpu(args.weights.first));
   if (args.weights.count > 1 && args.weights.stride_bytes < bytes) {
     return absl::InvalidArgumentError(absl::StrCat("grouped_linear: weights of ", bytes,
                                                    " bytes are ", args.weights.stride_bytes,

@@ -62,7 +62,7 @@ class HeadProduct {
 absl::Status HeadLinearCpu(const HeadLinearArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateHeadLinear(args));
   const PackedWeight& weight = args.weights.first;
-  RETURN_IF_ERROR(PackedLayout::Create(weight.dtype, weight.n, weight.k, weight.k_offset).status());
+  RETURN_IF_ERROR(PackedLayout::Create(weight).status());
   if (args.x.tokens == 0 || args.x.heads == 0 || weight.n == 0) return absl::OkStatus();
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {
     const HeadProduct product(args, pool.num_threads());

@@ -50,8 +50,7 @@ void Multiply(const LinearArgs& args, CpuThreadPool& pool) {
 
 absl::Status LinearCpu(const LinearArgs& args, Stream& stream) {
   RETURN_IF_ERROR(ValidateLinear(args));
-  const PackedWeight& weight = args.weight;
-  RETURN_IF_ERROR(PackedLayout::Create(weight.dtype, weight.n, weight.k, weight.k_offset).status());
+  RETURN_IF_ERROR(PackedLayout::Create(args.weight).status());
   CpuStream::From(stream).Enqueue([args](CpuThreadPool& pool) {
     Multiply(args, pool);
     return absl::OkStatus();

@@ -10,7 +10,7 @@ namespace heddle {
 
 // See PackedWeightBytesFn, PackWeightFn, LinearFn, GroupedLinearFn and HeadLinearFn.
 // Streams must be CpuStreams.
-absl::StatusOr<int64_t> PackedWeightBytesCpu(DType dtype, int64_t n, int64_t k, int64_t k_offset);
+absl::StatusOr<int64_t> PackedWeightBytesCpu(const PackedWeight& weight);
 absl::Status PackWeightCpu(const WeightRows& rows, const PackedWeight& target, Stream& stream);
 absl::Status LinearCpu(const LinearArgs& args, Stream& stream);
 absl::Status GroupedLinearCpu(const GroupedLinearArgs& args, Stream& stream);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -87,7 +88,7 @@ bool PackPlainElement(float value, DType dtype, int64_t k, int column, std::byte
   switch (dtype) {
     case DType::kBFloat16: {
       const uint16_t bits = FloatToBFloat16(value);
-      halves[(k / 2 * kPanelColumns + column) * 2 + k % 2] = bits;
+      halves[PairIndex(k, column)] = bits;
       return std::isinf(value) || !std::isinf(BFloat16ToFloat(bits));
     }
     case DType::kFloat16: {
@@ -102,6 +103,8 @@ bool PackPlainElement(float value, DType dtype, int64_t k, int column, std::byte
 }
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns the first element (row * k + column of W) that became infinite, or kNone.
 int64_t PackPlainPanel(const WeightRows& rows, DType dtype, const PackedLayout& layout,
@@ -126,31 +129,99 @@ int64_t PackPlainPanel(const WeightRows& rows, DType dtype, const PackedLayout& 
   return kNone;
 }
 
+// Returns the first element that is NaN, or kNone.
+int64_t PackFloat8Panel(const WeightRows& rows, const PackedLayout& layout, int64_t panel,
+                        std::byte* target) {
+  std::memset(target, 0, layout.panel_bytes);
+  const int64_t first_row = panel * kPanelColumns;
+  const int columns = static_cast<int>(std::min<int64_t>(kPanelColumns, rows.n - first_row));
+  auto* scales = reinterpret_cast<float*>(target);
+  const int64_t num_blocks = DivideUp(rows.k_offset + rows.k, layout.block_columns);
+  for (int column = 0; column < columns; ++column) {
+    const int64_t row = first_row + column;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      scales[block * kPanelColumns + column] = rows.scales.Row(row)[block];
+    }
+    const std::byte* codes = rows.data + row * rows.row_stride_bytes + rows.k_offset;
+    std::byte* packed = target + layout.quants_offset;
+    for (int64_t k = 0; k < rows.k; ++k) {
+      if (IsFloat8E4M3Nan(static_cast<uint8_t>(codes[k]))) return row * rows.k + k;
+      packed[PairIndex(layout.lead + k, column)] = codes[k];
+    }
+  }
+  return kNone;
+}
+
+absl::Status ValidateScales(const WeightRows& rows, const PackedWeight& target) {
+  const BlockScales& scales = rows.scales;
+  if (scales.block_columns != target.block_columns || scales.block_rows < 1 ||
+      scales.row_offset < 0 || scales.row_offset >= scales.block_rows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scales of blocks [", scales.block_rows, ", ", scales.block_columns, "] from row ",
+        scales.row_offset, " on, for a weight in blocks of ", target.block_columns, " columns"));
+  }
+  if (rows.n == 0 || rows.k == 0) return absl::OkStatus();
+  if (scales.data == nullptr) return absl::InvalidArgumentError("float8 weights without scales");
+  const int64_t blocks = DivideUp(rows.k_offset + rows.k, scales.block_columns);
+  if (scales.row_offset + rows.n > scales.block_rows && scales.stride < blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows of ", blocks, " scales overlap: the stride is ", scales.stride));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Validate(const WeightRows& rows, const PackedWeight& target) {
   if (rows.n != target.n || rows.k != target.k || rows.k_offset != target.k_offset) {
     return absl::InvalidArgumentError(absl::StrCat(
         "weight rows [", rows.n, ", ", rows.k, "] at ", rows.k_offset, " do not fill a weight of [",
         target.n, ", ", target.k, "] at ", target.k_offset));
   }
-  RETURN_IF_ERROR(PackedLayout::Create(target.dtype, target.n, target.k, target.k_offset).status());
+  RETURN_IF_ERROR(PackedLayout::Create(target).status());
   if (rows.dtype != target.dtype &&
       !(IsFloatingPoint(rows.dtype) && IsFloatingPoint(target.dtype))) {
     return absl::InvalidArgumentError(absl::StrCat("weights stored as ", DTypeName(rows.dtype),
                                                    " cannot be held as ", DTypeName(target.dtype)));
   }
   const int64_t block = BlockElements(rows.dtype);
-  const int64_t row_bytes = (rows.k_offset + rows.k + block - 1) / block * BlockBytes(rows.dtype);
+  const int64_t row_bytes = DivideUp(rows.k_offset + rows.k, block) * BlockBytes(rows.dtype);
   if (rows.n > 1 && rows.row_stride_bytes < row_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("rows of ", row_bytes, " bytes overlap: the ",
                                                    "stride is ", rows.row_stride_bytes));
   }
+  if (rows.dtype == DType::kFloat8E4M3) return ValidateScales(rows, target);
   return absl::OkStatus();
+}
+
+// Packs one panel. Returns the first element that cannot be held, or kNone.
+int64_t PackPanel(const WeightRows& rows, DType dtype, const PackedLayout& layout, int64_t panel,
+                  std::byte* target) {
+  if (IsBlockQuantised(rows.dtype)) {
+    PackBlockPanel(rows, layout, panel, target);
+    return kNone;
+  }
+  if (rows.dtype == DType::kFloat8E4M3) return PackFloat8Panel(rows, layout, panel, target);
+  return PackPlainPanel(rows, dtype, layout, panel, target);
+}
+
+// Why element `element` (row * k + column of W) cannot be held as `dtype`.
+absl::Status ElementError(const WeightRows& rows, DType dtype, int64_t element) {
+  const int64_t row = element / rows.k, column = element % rows.k;
+  const std::string name = absl::StrCat("element [", row, ", ", column, "]");
+  if (rows.dtype == DType::kFloat8E4M3) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " is NaN"));
+  }
+  float value = 0;
+  RETURN_IF_ERROR(DequantiseRow(
+      rows.dtype, rows.data + row * rows.row_stride_bytes + column * BlockBytes(rows.dtype), 1,
+      &value));
+  return absl::OutOfRangeError(
+      absl::StrCat(name, " = ", value, " is too large for ", DTypeName(dtype)));
 }
 
 }  // namespace
 
-absl::StatusOr<int64_t> PackedWeightBytesCpu(DType dtype, int64_t n, int64_t k, int64_t k_offset) {
-  ASSIGN_OR_RETURN(const PackedLayout layout, PackedLayout::Create(dtype, n, k, k_offset));
+absl::StatusOr<int64_t> PackedWeightBytesCpu(const PackedWeight& weight) {
+  ASSIGN_OR_RETURN(const PackedLayout layout, PackedLayout::Create(weight));
   return layout.num_panels * layout.panel_bytes;
 }
 
@@ -160,26 +231,15 @@ absl::Status PackWeightCpu(const WeightRows& rows, const PackedWeight& target, S
     const PackedLayout layout = PackedLayout::Of(target);
     // The weight is ours to fill until this op has run.
     void* data = const_cast<void*>(target.data);
-    std::atomic<int64_t> overflow{kNone};
+    std::atomic<int64_t> bad{kNone};
     pool.ParallelFor(layout.num_panels, [&](int64_t panel) {
-      if (IsBlockQuantised(rows.dtype)) {
-        PackBlockPanel(rows, layout, panel, layout.Panel(data, panel));
-        return;
-      }
       const int64_t element =
-          PackPlainPanel(rows, target.dtype, layout, panel, layout.Panel(data, panel));
-      int64_t first = overflow.load();
-      while (element < first && !overflow.compare_exchange_weak(first, element)) {
+          PackPanel(rows, target.dtype, layout, panel, layout.Panel(data, panel));
+      int64_t first = bad.load();
+      while (element < first && !bad.compare_exchange_weak(first, element)) {
       }
     });
-    if (overflow == kNone) return absl::OkStatus();
-    const int64_t row = overflow / rows.k, column = overflow % rows.k;
-    float value = 0;
-    RETURN_IF_ERROR(DequantiseRow(
-        rows.dtype, rows.data + row * rows.row_stride_bytes + column * BlockBytes(rows.dtype), 1,
-        &value));
-    return absl::OutOfRangeError(absl::StrCat("element [", row, ", ", column, "] = ", value,
-                                              " is too large for ", DTypeName(target.dtype)));
+    return bad == kNone ? absl::OkStatus() : ElementError(rows, target.dtype, bad);
   });
   return absl::OkStatus();
 }

@@ -14,19 +14,25 @@ int64_t RoundUp(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
 
 }  // namespace
 
-absl::StatusOr<PackedLayout> PackedLayout::Create(DType dtype, int64_t n, int64_t k,
-                                                  int64_t k_offset) {
-  if (!IsFloatingPoint(dtype) && !IsBlockQuantised(dtype)) {
+absl::StatusOr<PackedLayout> PackedLayout::Create(const PackedWeight& weight) {
+  const DType dtype = weight.dtype;
+  const int64_t n = weight.n, k = weight.k, k_offset = weight.k_offset;
+  if (!IsFloatingPoint(dtype) && !IsQuantised(dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat("weights cannot be stored as ", DTypeName(dtype)));
   }
   if (n < 0 || k < 0 || n > kMaxDimension || k > kMaxDimension) {
     return absl::InvalidArgumentError(absl::StrCat("a weight of [", n, ", ", k, "]"));
   }
-  if (k_offset < 0 || k_offset >= BlockElements(dtype)) {
+  const bool is_float8 = dtype == DType::kFloat8E4M3;
+  const int64_t block = is_float8 ? weight.block_columns : BlockElements(dtype);
+  if (block < 1 || block > kMaxDimension) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a weight of ", DTypeName(dtype), " in blocks of ", block, " columns"));
+  }
+  if (k_offset < 0 || k_offset >= block) {
     return absl::InvalidArgumentError(absl::StrCat("k_offset ", k_offset, " is outside a block of ",
-                                                   BlockElements(dtype), " (", DTypeName(dtype),
-                                                   ")"));
+                                                   block, " (", DTypeName(dtype), ")"));
   }
   PackedLayout layout;
   layout.num_panels = DivideUp(n, kPanelColumns);
@@ -45,8 +51,17 @@ absl::StatusOr<PackedLayout> PackedLayout::Create(DType dtype, int64_t n, int64_
         RoundUp(layout.scales_offset + layout.num_groups * GroupScaleBytes(dtype), kCacheLine);
     layout.panel_bytes = layout.quants_offset + layout.num_groups * GroupQuantBytes(dtype);
   } else {
-    layout.padded_k = RoundUp(k, kPlainStep);
-    layout.panel_bytes = layout.padded_k * kPanelColumns * BlockBytes(dtype);
+    // Steps of k begin where those of whole rows do, so that blocks of such a width keep to them.
+    if (is_float8) layout.lead = k_offset % kPlainStep;
+    layout.padded_k = RoundUp(layout.lead + k, kPlainStep);
+    if (is_float8) {
+      layout.block_columns = block;
+      layout.block_offset = k_offset - layout.lead;
+      // The padding has scales too.
+      layout.quants_offset = DivideUp(layout.block_offset + layout.padded_k, block) *
+                             kPanelColumns * static_cast<int64_t>(sizeof(float));
+    }
+    layout.panel_bytes = layout.quants_offset + layout.padded_k * kPanelColumns * BlockBytes(dtype);
   }
   if (int64_t total; __builtin_mul_overflow(layout.num_panels, layout.panel_bytes, &total)) {
     return absl::InvalidArgumentError(absl::StrCat("a weight of [", n, ", ", k, "] overflows"));
@@ -55,7 +70,7 @@ absl::StatusOr<PackedLayout> PackedLayout::Create(DType dtype, int64_t n, int64_
 }
 
 PackedLayout PackedLayout::Of(const PackedWeight& weight) {
-  auto layout = Create(weight.dtype, weight.n, weight.k, weight.k_offset);
+  auto layout = Create(weight);
   CHECK_OK(layout.status());
   return *layout;
 }

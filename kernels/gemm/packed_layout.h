@@ -16,6 +16,10 @@
 //             Five: then [16][4] bytes with the fifth bit of vector j at bit j.
 //             Six: then [2][16][4] bytes with the upper two bits of vector j at 2 (j % 4) of j / 4.
 //
+//   float8        2 sections:
+//     scales  [blocks of k][16] f32: of each column, that of its block of rows
+//     quants  [k / 2][16][2] codes
+//
 // k is padded with zeros to whole steps of 8, or groups; columns past n are zeros.
 #pragma once
 
@@ -41,9 +45,14 @@ constexpr int64_t GroupScaleBytes(DType dtype) {
   return kPanelColumns * (traits.is_k_quant || !traits.has_minimum ? 2 : 4);
 }
 
+// Of an element of [k / 2][16][2].
+constexpr int64_t PairIndex(int64_t k, int64_t column) {
+  return (k / 2 * kPanelColumns + column) * 2 + k % 2;
+}
+
 struct PackedLayout {
   // InvalidArgument for types that are no weights, negative sizes and overflow.
-  static absl::StatusOr<PackedLayout> Create(DType dtype, int64_t n, int64_t k, int64_t k_offset);
+  static absl::StatusOr<PackedLayout> Create(const PackedWeight& weight);
   // Of a weight that was packed, so that it must be valid.
   static PackedLayout Of(const PackedWeight& weight);
 
@@ -56,12 +65,16 @@ struct PackedLayout {
 
   int64_t num_panels = 0;
   int64_t panel_bytes = 0;
-  int64_t lead = 0;      // leading elements of k that are not ours: those of a cut group
+  int64_t lead = 0;      // leading elements of k that are not ours: those of a cut group or step
   int64_t padded_k = 0;  // lead + k + padding
   // Block types:
   int64_t num_groups = 0;
   int64_t first_group = 0;  // of our first group within its block
   int64_t scales_offset = 0;
+  // Float8:
+  int64_t block_columns = 0;
+  int64_t block_offset = 0;  // of the first k of the panel within its block
+  // Both:
   int64_t quants_offset = 0;
 };
 

@@ -10,12 +10,19 @@ float UnpackPlainElement(DType dtype, const std::byte* panel, int column, int64_
   const auto* halves = reinterpret_cast<const uint16_t*>(panel);
   switch (dtype) {
     case DType::kBFloat16:
-      return BFloat16ToFloat(halves[(k / 2 * kPanelColumns + column) * 2 + k % 2]);
+      return BFloat16ToFloat(halves[PairIndex(k, column)]);
     case DType::kFloat16:
       return Float16ToFloat(halves[k * kPanelColumns + column]);
     default:
       return reinterpret_cast<const float*>(panel)[k * kPanelColumns + column];
   }
+}
+
+float UnpackFloat8(const PackedLayout& layout, const std::byte* panel, int column, int64_t k) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(panel) + layout.quants_offset;
+  const int64_t block = (layout.block_offset + k) / layout.block_columns;
+  return Float8E4M3ToFloat(codes[PairIndex(k, column)]) *
+         reinterpret_cast<const float*>(panel)[block * kPanelColumns + column];
 }
 
 // The inverse of the packing; see packed_layout.h.
@@ -67,6 +74,12 @@ BlockGroup UnpackGroup(DType dtype, const PackedLayout& layout, const std::byte*
 void UnpackRow(const PackedWeight& weight, const PackedLayout& layout, int64_t row, float* out) {
   const std::byte* panel = layout.Panel(weight.data, row / kPanelColumns);
   const int column = static_cast<int>(row % kPanelColumns);
+  if (weight.dtype == DType::kFloat8E4M3) {
+    for (int64_t k = 0; k < weight.k; ++k) {
+      out[k] = UnpackFloat8(layout, panel, column, layout.lead + k);
+    }
+    return;
+  }
   if (!IsBlockQuantised(weight.dtype)) {
     for (int64_t k = 0; k < weight.k; ++k) {
       out[k] = UnpackPlainElement(weight.dtype, panel, column, k);

@@ -18,19 +18,18 @@ namespace {
 
 constexpr int64_t kStackAlignment = 64;
 
-// The transpose of whole rows: in their own type, or float32 if that comes in blocks.
+// The transpose of whole rows: in their own type, or float32 if that is quantised.
 class TransposedRows {
  public:
   static absl::StatusOr<TransposedRows> Create(const WeightRows& rows) {
     TransposedRows transposed;
-    if (!IsBlockQuantised(rows.dtype)) {
+    if (!IsQuantised(rows.dtype)) {
       transposed.Fill(rows);
       return transposed;
     }
     std::vector<float> wide(rows.n * rows.k);
     for (int64_t row = 0; row < rows.n; ++row) {
-      RETURN_IF_ERROR(DequantiseRow(rows.dtype, rows.data + row * rows.row_stride_bytes, rows.k,
-                                    wide.data() + row * rows.k));
+      RETURN_IF_ERROR(DequantiseRow(rows, row, wide.data() + row * rows.k));
     }
     transposed.Fill({.data = reinterpret_cast<const std::byte*>(wide.data()),
                      .dtype = DType::kFloat32,
@@ -167,11 +166,14 @@ class Loader {
     for (int64_t i = 0; i < heads.size(); ++i) {
       ASSIGN_OR_RETURN(const TensorSlice slice, read_rows(i, 0, mla.qk_nope_head_dim));
       ASSIGN_OR_RETURN(const TransposedRows transposed, TransposedRows::Create(slice.rows));
-      RETURN_IF_ERROR(PackInStack(transposed.rows(), i, heads.size(), weights.absorbed_k));
+      // What was widened stays so: it is never rounded twice.
+      const std::optional<DType> dtype =
+          IsQuantised(slice.rows.dtype) ? std::nullopt : options_.dtype;
+      RETURN_IF_ERROR(PackInStack(transposed.rows(), dtype, i, heads.size(), weights.absorbed_k));
     }
     for (int64_t i = 0; i < heads.size(); ++i) {
       ASSIGN_OR_RETURN(const TensorSlice slice, read_rows(i, mla.qk_nope_head_dim, head_rows));
-      RETURN_IF_ERROR(PackInStack(slice.rows, i, heads.size(), weights.absorbed_v));
+      RETURN_IF_ERROR(PackInStack(slice.rows, options_.dtype, i, heads.size(), weights.absorbed_v));
     }
     return absl::OkStatus();
   }
@@ -214,7 +216,7 @@ class Loader {
       const std::string name = ExpertTensor(spec_, index_, share.experts.begin + i, matrix);
       const auto pack = [&]() -> absl::Status {
         ASSIGN_OR_RETURN(const TensorSlice slice, source_.Read(name, rows, cols));
-        return PackInStack(slice.rows, i, share.experts.size(), stack);
+        return PackInStack(slice.rows, options_.dtype, i, share.experts.size(), stack);
       };
       RETURN_IF_ERROR(Finish(name, pack()));
     }
@@ -268,12 +270,12 @@ class Loader {
             .dtype = StoredDType(rows.dtype, dtype),
             .n = rows.n,
             .k = rows.k,
-            .k_offset = rows.k_offset};
+            .k_offset = rows.k_offset,
+            .block_columns = rows.scales.block_columns};
   }
 
   absl::StatusOr<int64_t> PackedBytes(const PackedWeight& weight) const {
-    return backend_.kernels().packed_weight_bytes(weight.dtype, weight.n, weight.k,
-                                                  weight.k_offset);
+    return backend_.kernels().packed_weight_bytes(weight);
   }
 
   absl::Status ReadMatrix(const std::string& name, Range rows, Range cols,
@@ -287,9 +289,9 @@ class Loader {
   }
 
   // Packs the i-th of `count` matrices, which come in order; the first one gives all their type.
-  absl::Status PackInStack(const WeightRows& rows, int64_t i, int64_t count,
-                           PackedWeightStack& stack) {
-    const PackedWeight described = Describe(rows, options_.dtype);
+  absl::Status PackInStack(const WeightRows& rows, std::optional<DType> dtype, int64_t i,
+                           int64_t count, PackedWeightStack& stack) {
+    const PackedWeight described = Describe(rows, dtype);
     if (i == 0) {
       stack.first = described;
       stack.count = count;
@@ -336,7 +338,7 @@ void WarnOfNarrowing(const WeightSource& source, std::optional<DType> requested)
   if (!requested.has_value()) return;
   for (const TensorInfo& tensor : source.tensors()) {
     const bool narrows = tensor.dtype != *requested && *requested != DType::kFloat32 &&
-                         tensor.shape.size() > 1 && !IsBlockQuantised(tensor.dtype);
+                         tensor.shape.size() > 1 && !IsQuantised(tensor.dtype);
     if (!narrows) continue;
     LOG(WARNING) << tensor.name << " and others are " << DTypeName(tensor.dtype)
                  << " in the checkpoint and are kept as " << DTypeName(*requested);

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kRepetitions = 9;
 constexpr int64_t kN = 4096, kK = 4096;
+constexpr int64_t kScaleBlock = 128;                // rows and columns of float8 that share a scale
 constexpr int64_t kColdBytes = int64_t{192} << 20;  // more than the caches keep from round to round
 
 // Copies of one packed weight, enough that each is read from memory.
@@ -30,19 +31,24 @@ class ColdWeights {
     const KernelTable& kernels = backend.kernels();
     const int64_t row_bytes = *RowBytes(dtype, k);
     std::vector<std::byte> rows(n * row_bytes);
+    const int64_t blocks = (k + kScaleBlock - 1) / kScaleBlock;
+    const std::vector<float> scales(blocks * ((n + kScaleBlock - 1) / kScaleBlock), 0.01f);
     // A quick generator; every byte of a float stays far from NaN and from denormals.
     uint32_t state = 1;
     for (std::byte& byte : rows) {
       state = state * 1664525 + 1013904223;
       byte = static_cast<std::byte>((state >> 24) % 0x3f);
     }
-    const int64_t bytes = *kernels.packed_weight_bytes(dtype, n, k, 0);
+    const WeightRows source = {
+        rows.data(), dtype, row_bytes, n, k, 0, {scales.data(), blocks, kScaleBlock, kScaleBlock}};
+    const PackedWeight shape = {nullptr, dtype, n, k, 0, kScaleBlock};
+    const int64_t bytes = *kernels.packed_weight_bytes(shape);
     for (int64_t total = 0; total < kColdBytes; total += bytes) {
       buffers_.push_back(*backend.Allocate(bytes));
-      weights_.push_back({buffers_.back().data(), dtype, n, k, 0});
+      weights_.push_back(shape);
+      weights_.back().data = buffers_.back().data();
       if (weights_.size() == 1) {
-        CHECK_OK(
-            kernels.pack_weight({rows.data(), dtype, row_bytes, n, k, 0}, weights_[0], stream));
+        CHECK_OK(kernels.pack_weight(source, weights_[0], stream));
         CHECK_OK(stream.Synchronize());
       } else {
         std::memcpy(buffers_.back().data(), buffers_.front().data(), bytes);
@@ -144,6 +150,7 @@ void Run() {
   bench.Bandwidth(DType::kBFloat16, kN, kK, 0.85);
   bench.Bandwidth(DType::kQ8_0, kN, kK, 0.75);
   bench.Bandwidth(DType::kQ4_1, kN, kK, 0.75);
+  bench.Bandwidth(DType::kFloat8E4M3, kN, kK, 0);
   bench.Bandwidth(DType::kQ4_K, kN, kK, 0);
   bench.Bandwidth(DType::kQ6_K, kN, kK, 0);
   bench.Bandwidth(DType::kFloat32, kN, kK, 0);
@@ -151,7 +158,7 @@ void Run() {
   bench.Bandwidth(DType::kQ4_1, 576, 1536, 0);
   for (int64_t rows : {16, 32, 64}) bench.Peak(DType::kBFloat16, rows, 0.70);
   for (int64_t rows : {2, 4, 8}) bench.Peak(DType::kBFloat16, rows, 0);
-  for (DType dtype : {DType::kQ8_0, DType::kQ4_1}) {
+  for (DType dtype : {DType::kQ8_0, DType::kQ4_1, DType::kFloat8E4M3}) {
     for (int64_t rows : {8, 64}) bench.Peak(dtype, rows, 0);
   }
   bench.AgainstOpenBlas(DType::kBFloat16, 64, 1.20);

@@ -224,7 +224,7 @@ class AbsorbCase {
   AbsorbCase(Backend& backend, Stream& stream, int64_t heads, int64_t tokens)
       : kernels_(backend.kernels()), stream_(stream), memory_(backend) {
     PackedWeight weight = {nullptr, DType::kBFloat16, kRank, kNope, 0};
-    const int64_t bytes = *kernels_.packed_weight_bytes(weight.dtype, weight.n, weight.k, 0);
+    const int64_t bytes = *kernels_.packed_weight_bytes(weight);
     auto* packed = memory_.Upload(std::vector<std::byte>(heads * bytes));
     std::vector<uint16_t> rows(kRank * kNope);
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = FloatToBFloat16(Value(i));

@@ -33,7 +33,7 @@ class Weights {
     std::mt19937 random(1);
     // Every byte of a float stays far from NaN and from denormals.
     for (std::byte& byte : rows) byte = static_cast<std::byte>(random() % 0x3f);
-    const int64_t bytes = *kernels.packed_weight_bytes(dtype, n, k, 0);
+    const int64_t bytes = *kernels.packed_weight_bytes({nullptr, dtype, n, k, 0});
     buffer_ = *backend.Allocate(count * bytes);
     stack_ = {{buffer_.data(), dtype, n, k, 0}, bytes, count};
     CHECK_OK(kernels.pack_weight({rows.data(), dtype, row_bytes, n, k, 0}, stack_.first, stream));
@@ -221,7 +221,7 @@ class BlockBench {
   // Packed float32 values in any order are as random.
   DeviceBuffer RandomRouter() {
     DeviceBuffer buffer = *backend_->Allocate(
-        *backend_->kernels().packed_weight_bytes(DType::kFloat32, kExperts, kHidden, 0));
+        *backend_->kernels().packed_weight_bytes({nullptr, DType::kFloat32, kExperts, kHidden, 0}));
     std::mt19937 random(3);
     std::normal_distribution<float> normal(0.0f, 0.02f);
     std::generate_n(buffer.as<float>(), kExperts * kHidden, [&] { return normal(random); });

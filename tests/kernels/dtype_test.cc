@@ -37,6 +37,27 @@ TEST(DType, BFloat16RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(BFloat16ToFloat(FloatToBFloat16(std::nanf("")))));
 }
 
+// Every code, from its fields.
+TEST(DType, Float8E4M3IsWidenedExactly) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const auto code = static_cast<uint8_t>(bits);
+    const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+    const float value = Float8E4M3ToFloat(code);
+    EXPECT_EQ(IsFloat8E4M3Nan(code), exponent == 15 && mantissa == 7);
+    if (IsFloat8E4M3Nan(code)) {
+      EXPECT_TRUE(std::isnan(value)) << bits;
+      continue;
+    }
+    const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9)  // subnormal
+                                           : std::ldexp(8 + mantissa, exponent - 10);
+    EXPECT_EQ(value, bits < 128 ? magnitude : -magnitude) << bits;
+    EXPECT_EQ(std::signbit(value), bits >= 128) << bits;
+  }
+  EXPECT_EQ(Float8E4M3ToFloat(0x7e), 448.0f);
+  EXPECT_EQ(Float8E4M3ToFloat(0x38), 1.0f);
+  EXPECT_EQ(Float8E4M3ToFloat(0x01), 0x1p-9f);
+}
+
 TEST(DType, RowBytesRefusesPartBlocksAndOverflow) {
   EXPECT_EQ(*RowBytes(DType::kQ4_1, 576), 18 * 20);
   EXPECT_EQ(*RowBytes(DType::kBFloat16, 3), 6);

@@ -30,8 +30,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 class GuardedStack {
  public:
   GuardedStack(const std::vector<TestWeight>& weights, CpuDevice& device) {
-    const WeightRows& rows = weights[0].rows();
-    const int64_t bytes = *PackedWeightBytesCpu(rows.dtype, rows.n, rows.k, rows.k_offset);
+    const int64_t bytes = *PackedWeightBytesCpu(weights[0].shape());
     // Kernels may read whole vectors past a weight's end.
     const int64_t page = sysconf(_SC_PAGESIZE), needed = bytes + 128;
     stride_ = (needed + page - 1) / page * page;
@@ -144,7 +143,7 @@ TEST(GroupedLinear, ARowHasTheBitsThatLinearGives) {
   std::mt19937 random(1);
   for (const DType dtype : kWeightTypes) {
     for (const ActivationPrecision precision : Precisions(dtype)) {
-      const int64_t k_offset = IsBlockQuantised(dtype) ? 5 : 0;
+      const int64_t k_offset = IsQuantised(dtype) ? 5 : 0;
       const std::vector<TestWeight> weights = RandomWeights(9, dtype, 151, 300, k_offset, random);
       for (const int threads : {1, 3}) {
         for (const bool gathers : {false, true}) {
@@ -194,7 +193,7 @@ TEST(GroupedLinear, ZeroSizesAreLegal) {
       const absl::Status status = device.kernels().grouped_linear(
           {.x = FloatMatrix(x.data(), rows, k),
            .expert_starts = expert_starts.data(),
-           .weights = {{data, dtype, n, k, 0}, int64_t{1} << 20, experts},
+           .weights = {{data, dtype, n, k, 0, /*block_columns=*/16}, int64_t{1} << 20, experts},
            .out = FloatMatrix(out.data(), rows, n),
            .precision = Precisions(dtype).back()},
           device.stream());

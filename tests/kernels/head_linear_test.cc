@@ -28,15 +28,18 @@ struct Shape {
 // Weights of `heads` heads side by side, each also packed by itself.
 struct Stack {
   Stack(CpuDevice& device, DType dtype, const Shape& shape, std::mt19937& random) {
-    const int64_t bytes = *device.kernels().packed_weight_bytes(dtype, shape.n, shape.k, 0);
+    PackedWeight first = {nullptr, dtype, shape.n, shape.k, 0, BlockColumns(dtype)};
+    const int64_t bytes = *device.kernels().packed_weight_bytes(first);
     const int64_t stride = bytes + 128;
     auto* data = device.Upload(std::vector<std::byte>(shape.heads * stride, std::byte{0xff}));
+    first.data = data;
     for (int64_t head = 0; head < shape.heads; ++head) {
-      const TestWeight weight(dtype, shape.n, shape.k, 0, random);
+      // Blocks of float8 scales are cut anew by each head.
+      const TestWeight weight(dtype, shape.n, shape.k, 0, random, {.row_offset = head % 7});
       heads.push_back(weight.Pack(device));
       std::memcpy(data + head * stride, heads.back().data, bytes);
     }
-    stack = {{data, dtype, shape.n, shape.k, 0}, stride, shape.heads};
+    stack = {first, stride, shape.heads};
   }
   std::vector<PackedWeight> heads;
   PackedWeightStack stack;
@@ -44,7 +47,7 @@ struct Stack {
 
 TEST(HeadLinear, GivesTheBitsOfLinear) {
   std::mt19937 random(1);
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kQ8_0}) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat8E4M3, DType::kQ8_0}) {
     for (const auto& shape :
          {Shape{4, 16, 8}, {3, 8, 16}, {1, 70, 33}, {16, 20, 6}, {2, 512, 128}}) {
       for (const int64_t tokens : {1, 2, 7, 97}) {

@@ -99,7 +99,7 @@ TEST_P(LinearOnTarget, AgreesWithDoublePrecision) {
     for (ActivationPrecision precision : Precisions(dtype)) {
       for (int64_t rows : {1, 2, 3, 5, 8, 11}) {
         const int64_t n = 1 + random() % 90, k = 1 + random() % 600;
-        const int64_t k_offset = random() % BlockElements(dtype);
+        const int64_t k_offset = random() % BlockColumns(dtype);
         SCOPED_TRACE(testing::Message() << Name(dtype, precision) << ": [" << rows << ", " << k
                                         << "] x [" << n << "] at " << k_offset);
         const TestWeight weight(dtype, n, k, k_offset, random);
@@ -126,7 +126,7 @@ TEST_P(LinearOnTarget, ExtremeQuantsDoNotOverflow) {
       }
       CpuDevice device;
       std::byte* data =
-          device.Upload(std::vector<std::byte>(*PackedWeightBytesCpu(dtype, n, k, 0)));
+          device.Upload(std::vector<std::byte>(*PackedWeightBytesCpu({nullptr, dtype, n, k, 0})));
       const PackedWeight packed = {data, dtype, n, k, 0};
       ASSERT_TRUE(
           PackWeightCpu({bytes.data(), dtype, row_bytes, n, k, 0}, packed, device.stream()).ok());
@@ -148,6 +148,91 @@ TEST_P(LinearOnTarget, ExtremeQuantsDoNotOverflow) {
   }
 }
 
+// What the same matrix gives as float32.
+std::vector<float> FloatProduct(const TestWeight& weight, const std::vector<float>& x,
+                                int64_t rows) {
+  const int64_t n = weight.rows().n, k = weight.rows().k;
+  CpuDevice device;
+  const WeightRows wide = {reinterpret_cast<const std::byte*>(weight.row(0)),
+                           DType::kFloat32,
+                           k * static_cast<int64_t>(sizeof(float)),
+                           n,
+                           k,
+                           0};
+  PackedWeight packed = {nullptr, DType::kFloat32, n, k, 0};
+  packed.data = device.Upload(std::vector<std::byte>(*PackedWeightBytesCpu(packed)));
+  EXPECT_TRUE(PackWeightCpu(wide, packed, device.stream()).ok());
+  std::vector<float> out(rows * n, kNan);
+  EXPECT_TRUE(
+      LinearCpu({FloatMatrix(x.data(), rows, k), packed, nullptr, FloatMatrix(out.data(), rows, n)},
+                device.stream())
+          .ok());
+  device.Synchronize();
+  return out;
+}
+
+// Blocks as wide as those of real models and narrower than a step, cut by heads before the first
+// row and the first column, and short at the end: whatever they are, float8 weights give the bits
+// of the float32 matrix that they stand for.
+TEST_P(LinearOnTarget, Float8HasTheBitsOfItsFloat32Matrix) {
+  std::mt19937 random(11);
+  const std::vector<ScaleBlock> blocks = {{128, 128, 0},  {128, 128, 77}, {16, 16, 6},
+                                          {128, 24, 100}, {3, 1, 2},      {1, 7, 0},
+                                          {5, 13, 4},     {24, 1000, 1}};
+  for (const ScaleBlock& block : blocks) {
+    for (const int64_t rows : {1, 2, 3, 5, 8, 9, 33, 96}) {
+      if (rows > 9 && GetParam() == HWY_EMU128) continue;
+      const int64_t n = 1 + random() % 150, k = 1 + random() % 400;
+      const int64_t k_offset = random() % block.columns;
+      SCOPED_TRACE(testing::Message() << "[" << rows << ", " << k << "] x [" << n << "], blocks ["
+                                      << block.rows << ", " << block.columns << "] at ["
+                                      << block.row_offset << ", " << k_offset << "]");
+      const TestWeight weight(DType::kFloat8E4M3, n, k, k_offset, random, block);
+      const std::vector<float> x = RandomFloats(rows * k, random);
+      const Product product = Multiply(weight, x, rows, ActivationPrecision::kFloat32, nullptr, 1);
+      ExpectClose(product);
+      ASSERT_EQ(product.out, FloatProduct(weight, x, rows));
+    }
+  }
+}
+
+// Every code, subnormal ones too, times a scale that leaves it exact.
+TEST_P(LinearOnTarget, EveryFloat8CodeIsWidenedExactly) {
+  std::vector<std::byte> codes;
+  std::vector<float> values;
+  for (int bits = 0; bits < 256; ++bits) {
+    if (IsFloat8E4M3Nan(static_cast<uint8_t>(bits))) continue;
+    codes.push_back(static_cast<std::byte>(bits));
+    values.push_back(Float8E4M3ToFloat(static_cast<uint8_t>(bits)));
+  }
+  const auto k = static_cast<int64_t>(codes.size());
+  for (const int64_t block_columns : {int64_t{128}, int64_t{5}}) {
+    for (const float scale : {1.0f, 0x1p-100f, 0x1p119f}) {
+      const std::vector<float> scales(k, scale);
+      const WeightRows rows = {
+          codes.data(), DType::kFloat8E4M3, k, 1, k, 0, {scales.data(), k, 1, block_columns}};
+      CpuDevice device;
+      PackedWeight packed = {nullptr, DType::kFloat8E4M3, 1, k, 0, block_columns};
+      packed.data = device.Upload(std::vector<std::byte>(*PackedWeightBytesCpu(packed)));
+      ASSERT_TRUE(PackWeightCpu(rows, packed, device.stream()).ok());
+      // Row i of x picks element i.
+      std::vector<float> x(k * k, 0.0f), out(k, kNan);
+      for (int64_t i = 0; i < k; ++i) x[i * k + i] = 1.0f;
+      for (const bool at_once : {true, false}) {
+        for (int64_t i = 0; i < (at_once ? 1 : k); ++i) {
+          const int64_t count = at_once ? k : 1;
+          ASSERT_TRUE(LinearCpu({FloatMatrix(&x[i * k], count, k), packed, nullptr,
+                                 FloatMatrix(&out[i], count, 1)},
+                                device.stream())
+                          .ok());
+        }
+        device.Synchronize();
+        for (int64_t i = 0; i < k; ++i) ASSERT_EQ(out[i], values[i] * scale) << i;
+      }
+    }
+  }
+}
+
 std::vector<float> OneRow(const std::vector<float>& values, int64_t row, int64_t width) {
   return {values.begin() + row * width, values.begin() + (row + 1) * width};
 }
@@ -161,7 +246,7 @@ TEST_P(LinearOnTarget, ARowsBitsDependOnNeitherBatchNorThreads) {
       // k spans several chunks, and n several tasks with a rest.
       const int64_t n = GetParam() == HWY_EMU128 ? 37 : 151,
                     k = GetParam() == HWY_EMU128 ? 300 : 1100;
-      const TestWeight weight(dtype, n, k, IsBlockQuantised(dtype) ? 5 : 0, random);
+      const TestWeight weight(dtype, n, k, IsQuantised(dtype) ? 5 : 0, random);
       const std::vector<float> x = RandomFloats(kRows * k, random);
       const std::vector<float> bias = RandomFloats(n, random);
       std::vector<std::vector<float>> alone(kRows);
@@ -286,7 +371,7 @@ TEST(Linear, ZeroSizesAreLegal) {
   for (DType dtype : kWeightTypes) {
     const auto linear = [&](int64_t rows, int64_t n, int64_t k, const float* b) {
       const absl::Status status = LinearCpu({FloatMatrix(x.data(), rows, k),
-                                             {n * k == 0 ? nullptr : x.data(), dtype, n, k, 0},
+                                             {n * k == 0 ? nullptr : x.data(), dtype, n, k, 0, 16},
                                              b,
                                              FloatMatrix(out.data(), rows, n),
                                              Precisions(dtype).back()},

@@ -245,7 +245,8 @@ TEST(MlaPrefill, AgreesWithAbsorbedAttention) {
   const float* q_data = device.Upload(q);
   const float* latent_data = device.Upload(latents);
   const auto pack = [&](const std::vector<float>& rows, int64_t n, int64_t k) {
-    const int64_t bytes = *device.kernels().packed_weight_bytes(DType::kFloat32, n, k, 0);
+    const int64_t bytes =
+        *device.kernels().packed_weight_bytes({nullptr, DType::kFloat32, n, k, 0});
     PackedWeight weight = {nullptr, DType::kFloat32, n, k, 0};
     void* data = device.Upload(std::vector<std::byte>(bytes));
     weight.data = data;

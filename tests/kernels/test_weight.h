@@ -17,9 +17,20 @@ namespace heddle {
 inline constexpr DType kPlainTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 inline constexpr DType kBlockTypes[] = {DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0,
                                         DType::kQ5_1, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
-inline constexpr DType kWeightTypes[] = {
-    DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
-    DType::kQ5_0,    DType::kQ5_1,     DType::kQ4_K,    DType::kQ5_K, DType::kQ6_K};
+inline constexpr DType kWeightTypes[] = {DType::kFloat32,    DType::kBFloat16, DType::kFloat16,
+                                         DType::kFloat8E4M3, DType::kQ8_0,     DType::kQ4_0,
+                                         DType::kQ4_1,       DType::kQ5_0,     DType::kQ5_1,
+                                         DType::kQ4_K,       DType::kQ5_K,     DType::kQ6_K};
+
+// Of float8: neither divides the other, a panel or a step of k.
+struct ScaleBlock {
+  int64_t rows = 7, columns = 20, row_offset = 3;
+};
+
+// Elements of k that share a scale; 1 where there is none.
+inline int64_t BlockColumns(DType dtype) {
+  return dtype == DType::kFloat8E4M3 ? ScaleBlock().columns : BlockElements(dtype);
+}
 
 // Offsets of the f16 scales and minima in a block of a file.
 inline std::vector<int> Float16Offsets(DType dtype) {
@@ -38,7 +49,13 @@ inline std::vector<int> Float16Offsets(DType dtype) {
 
 class TestWeight {
  public:
-  TestWeight(DType dtype, int64_t n, int64_t k, int64_t k_offset, std::mt19937& random) {
+  // `scale_block` is of use for float8 alone.
+  TestWeight(DType dtype, int64_t n, int64_t k, int64_t k_offset, std::mt19937& random,
+             const ScaleBlock& scale_block = {}) {
+    if (dtype == DType::kFloat8E4M3) {
+      FillFloat8(n, k, k_offset, scale_block, random);
+      return;
+    }
     const int64_t block = BlockElements(dtype);
     const int64_t blocks = (k_offset + k + block - 1) / block;
     const int64_t row_bytes = blocks * BlockBytes(dtype);
@@ -57,24 +74,55 @@ class TestWeight {
   }
 
   const WeightRows& rows() const { return rows_; }
+  // What it is packed as, yet without data.
+  PackedWeight shape() const {
+    return {nullptr, rows_.dtype, rows_.n, rows_.k, rows_.k_offset, rows_.scales.block_columns};
+  }
   // Element [n, k] as DequantiseRow reads it.
   float at(int64_t n, int64_t k) const { return values_[n * rows_.k + k]; }
   const float* row(int64_t n) const { return values_.data() + n * rows_.k; }
 
   // Packed in memory of `device`, of exactly the bytes it asks for.
   PackedWeight Pack(CpuDevice& device) const {
-    const auto bytes =
-        device.kernels().packed_weight_bytes(rows_.dtype, rows_.n, rows_.k, rows_.k_offset);
+    PackedWeight packed = shape();
+    const auto bytes = device.kernels().packed_weight_bytes(packed);
     EXPECT_TRUE(bytes.ok()) << bytes.status();
     // All ones: what packing leaves unwritten would be NaN.
-    std::byte* data = device.Upload(std::vector<std::byte>(*bytes, std::byte{0xff}));
-    const PackedWeight packed = {data, rows_.dtype, rows_.n, rows_.k, rows_.k_offset};
+    packed.data = device.Upload(std::vector<std::byte>(*bytes, std::byte{0xff}));
     EXPECT_TRUE(device.kernels().pack_weight(rows_, packed, device.stream()).ok());
     device.Synchronize();
     return packed;
   }
 
  private:
+  // Random codes and scales, whose magnitudes differ widely.
+  void FillFloat8(int64_t n, int64_t k, int64_t k_offset, const ScaleBlock& block,
+                  std::mt19937& random) {
+    const int64_t stride = k_offset + k + 5;
+    bytes_.resize(n * stride + 1);
+    for (std::byte& byte : bytes_) {
+      do byte = static_cast<std::byte>(random());
+      while (IsFloat8E4M3Nan(static_cast<uint8_t>(byte)));
+    }
+    const int64_t scale_rows = (block.row_offset + n + block.rows - 1) / block.rows;
+    const int64_t scale_stride = (k_offset + k + block.columns - 1) / block.columns + 2;
+    scales_.resize(scale_rows * scale_stride);
+    for (float& scale : scales_) {
+      scale = std::exp2(std::uniform_real_distribution<float>(-12.0f, -8.0f)(random));
+    }
+    rows_ = {bytes_.data(),
+             DType::kFloat8E4M3,
+             stride,
+             n,
+             k,
+             k_offset,
+             {scales_.data(), scale_stride, block.rows, block.columns, block.row_offset}};
+    values_.resize(n * k);
+    for (int64_t row = 0; row < n; ++row) {
+      EXPECT_TRUE(DequantiseRow(rows_, row, values_.data() + row * k).ok());
+    }
+  }
+
   // Overwrites random bytes where they would not be moderate floats.
   static void FillRow(DType dtype, int64_t blocks, std::mt19937& random, std::byte* data) {
     std::normal_distribution<float> normal(0.0f, 0.1f);
@@ -93,6 +141,7 @@ class TestWeight {
   }
 
   std::vector<std::byte> bytes_;
+  std::vector<float> scales_;
   std::vector<float> values_;  // [n, k]
   WeightRows rows_;
 };

@@ -67,12 +67,10 @@ WeightRows Cut(const WeightRows& whole, Range rows, Range cols) {
 
 PackedWeightStack PackStack(const std::vector<WeightRows>& rows, WeightRows shape,
                             CpuDevice& device) {
-  const int64_t bytes =
-      *device.kernels().packed_weight_bytes(shape.dtype, shape.n, shape.k, shape.k_offset);
-  std::byte* data = device.Upload(std::vector<std::byte>(bytes * rows.size(), std::byte{0xff}));
-  const PackedWeightStack stack = {{data, shape.dtype, shape.n, shape.k, shape.k_offset},
-                                   bytes,
-                                   static_cast<int64_t>(rows.size())};
+  PackedWeight first = {nullptr, shape.dtype, shape.n, shape.k, shape.k_offset};
+  const int64_t bytes = *device.kernels().packed_weight_bytes(first);
+  first.data = device.Upload(std::vector<std::byte>(bytes * rows.size(), std::byte{0xff}));
+  const PackedWeightStack stack = {first, bytes, static_cast<int64_t>(rows.size())};
   for (size_t i = 0; i < rows.size(); ++i) {
     EXPECT_TRUE(device.kernels()
                     .pack_weight(rows[i], stack.at(static_cast<int64_t>(i)), device.stream())

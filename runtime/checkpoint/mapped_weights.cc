@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -12,6 +13,7 @@
 #include "absl/types/span.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
+#include "runtime/checkpoint/block_fp8.h"
 #include "runtime/checkpoint/tensor_index.h"
 #include "runtime/model/problem_list.h"
 
@@ -30,13 +32,21 @@ float LoadFloat(DType dtype, const char* bytes) {
 }
 
 // What elements of a plain type, and scales inside a block, must be aligned to.
-int64_t ElementAlignment(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+int64_t ElementAlignment(DType dtype) {
+  if (dtype == DType::kFloat8E4M3) return 1;
+  return dtype == DType::kFloat32 ? 4 : 2;
+}
+
+struct TensorSpan {
+  MappedTensor tensor;
+  std::optional<MappedTensor> scales;  // of float8
+};
 
 class MappedWeights : public WeightSource {
  public:
   // `spans[i]` says where `infos[i]` lies.
-  MappedWeights(std::vector<TensorInfo> infos, std::vector<MappedTensor> spans)
-      : index_(std::move(infos)), spans_(std::move(spans)) {}
+  MappedWeights(std::vector<TensorInfo> infos, std::vector<TensorSpan> spans, BlockFp8Spec blocks)
+      : index_(std::move(infos)), spans_(std::move(spans)), fp8_blocks_(blocks) {}
 
   const std::vector<TensorInfo>& tensors() const override { return index_.tensors(); }
   const TensorInfo* Find(absl::string_view name) const override { return index_.Find(name); }
@@ -47,39 +57,51 @@ class MappedWeights : public WeightSource {
     slice.rows.dtype = info->dtype;
     slice.rows.n = rows.size();
     slice.rows.k = cols.size();
+    const bool is_float8 = info->dtype == DType::kFloat8E4M3;
+    if (is_float8) {
+      slice.rows.scales.block_rows = fp8_blocks_.block_rows;
+      slice.rows.scales.block_columns = fp8_blocks_.block_columns;
+    }
     if (rows.empty() || cols.empty()) return slice;
 
-    const int64_t block = BlockElements(info->dtype);
+    const int64_t block = is_float8 ? fp8_blocks_.block_columns : BlockElements(info->dtype);
     const BlockCover cover = CoverWithBlocks(cols, block, info->shape[1]);
     ASSIGN_OR_RETURN(const int64_t row_bytes, RowBytes(info->dtype, info->shape[1]));
+    ASSIGN_OR_RETURN(const int64_t skipped_bytes, RowBytes(info->dtype, cover.stored.begin));
     ASSIGN_OR_RETURN(const int64_t slice_bytes, RowBytes(info->dtype, cover.stored.size()));
-    const MappedTensor& span = spans_[index_.PositionOf(*info)];
-    const int64_t first = span.stored.offset + rows.begin * row_bytes +
-                          cover.stored.begin / block * BlockBytes(info->dtype);
-    span.file->WillNeed(first, (rows.size() - 1) * row_bytes + slice_bytes);
+    const TensorSpan& span = spans_[index_.PositionOf(*info)];
+    const MappedFile& file = *span.tensor.file;
+    const int64_t first = span.tensor.stored.offset + rows.begin * row_bytes + skipped_bytes;
+    file.WillNeed(first, (rows.size() - 1) * row_bytes + slice_bytes);
 
-    const char* data = span.file->contents().data() + first;
+    auto storage = std::make_shared<SliceStorage>();
+    storage->file = span.tensor.file;
+    slice.keep_alive = storage;
+    const char* data = file.contents().data() + first;
     slice.rows.k_offset = cover.start_offset;
     if (reinterpret_cast<uintptr_t>(data) % ElementAlignment(info->dtype) == 0) {
       slice.rows.data = reinterpret_cast<const std::byte*>(data);
       slice.rows.row_stride_bytes = row_bytes;
-      slice.keep_alive = span.file;
-      return slice;
+    } else {
+      // A header of odd length leaves everything behind it misaligned.
+      storage->copy.resize(rows.size() * slice_bytes);
+      for (int64_t row = 0; row < rows.size(); ++row) {
+        std::memcpy(storage->copy.data() + row * slice_bytes, data + row * row_bytes, slice_bytes);
+      }
+      slice.rows.data = storage->copy.data();
+      slice.rows.row_stride_bytes = slice_bytes;
     }
-    // A header of odd length leaves everything behind it misaligned.
-    auto copy = std::make_shared<std::vector<std::byte>>(rows.size() * slice_bytes);
-    for (int64_t row = 0; row < rows.size(); ++row) {
-      std::memcpy(copy->data() + row * slice_bytes, data + row * row_bytes, slice_bytes);
+    if (is_float8) {
+      ASSIGN_OR_RETURN(slice.rows.scales,
+                       ReadScales(*span.scales, fp8_blocks_, rows, cols, storage->scales));
+      RETURN_IF_ERROR(CheckCodes(name, slice.rows, rows.begin, cols.begin));
     }
-    slice.rows.data = copy->data();
-    slice.rows.row_stride_bytes = slice_bytes;
-    slice.keep_alive = std::move(copy);
     return slice;
   }
 
   absl::StatusOr<std::vector<float>> ReadVector(absl::string_view name, Range range) override {
     ASSIGN_OR_RETURN(const TensorInfo* info, index_.FindVector(name, range));
-    const MappedTensor& span = spans_[index_.PositionOf(*info)];
+    const MappedTensor& span = spans_[index_.PositionOf(*info)].tensor;
     const int64_t element_bytes = BlockBytes(info->dtype);
     const char* data = span.file->contents().data() + span.stored.offset;
     std::vector<float> values(range.size());
@@ -92,13 +114,25 @@ class MappedWeights : public WeightSource {
   void Release(absl::string_view name) override {
     const TensorInfo* info = Find(name);
     if (info == nullptr) return;
-    const MappedTensor& span = spans_[index_.PositionOf(*info)];
-    span.file->DontNeed(span.stored.offset, span.stored.bytes);
+    const TensorSpan& span = spans_[index_.PositionOf(*info)];
+    const auto release = [](const MappedTensor& tensor) {
+      tensor.file->DontNeed(tensor.stored.offset, tensor.stored.bytes);
+    };
+    release(span.tensor);
+    if (span.scales.has_value()) release(*span.scales);
   }
 
  private:
+  // What a slice borrows from.
+  struct SliceStorage {
+    std::shared_ptr<const MappedFile> file;
+    std::vector<std::byte> copy;
+    std::vector<float> scales;
+  };
+
   TensorIndex index_;
-  std::vector<MappedTensor> spans_;
+  std::vector<TensorSpan> spans_;
+  BlockFp8Spec fp8_blocks_;
 };
 
 std::string Missing(const ExpectedTensor& expected) {
@@ -112,20 +146,42 @@ std::string Missing(const ExpectedTensor& expected) {
 }
 
 // Appends what is wrong with a tensor that has the right name.
-void CheckTensor(const ExpectedTensor& expected, const StoredTensor& stored,
+void CheckTensor(const ModelSpec& spec, const ExpectedTensor& expected, const StoredTensor& stored,
                  std::vector<std::string>& problems) {
   if (stored.shape != expected.shape) {
     problems.push_back(absl::StrCat("tensor ", expected.name, " is ", ShapeName(stored.shape),
                                     ", expected ", ShapeName(expected.shape)));
   }
   const bool matrix = expected.shape.size() == 2;
-  const bool usable = stored.dtype && (IsFloatingPoint(*stored.dtype) ||
-                                       (matrix && IsBlockQuantised(*stored.dtype)));
-  if (!usable) {
+  const bool usable =
+      stored.dtype && (IsFloatingPoint(*stored.dtype) || (matrix && IsQuantised(*stored.dtype)));
+  if (matrix && stored.dtype == DType::kFloat8E4M3 && !spec.block_fp8) {
+    problems.push_back(absl::StrCat("tensor ", expected.name, " is stored as ", stored.type_name,
+                                    ", but no quantization_config tells its weight_block_size"));
+  } else if (!usable) {
     problems.push_back(absl::StrCat("tensor ", expected.name, " is stored as ", stored.type_name,
                                     ", which is not supported for a ",
                                     matrix ? "matrix" : "vector"));
   }
+}
+
+bool NeedsScales(const ModelSpec& spec, const StoredTensor& stored) {
+  return spec.block_fp8 && stored.dtype == DType::kFloat8E4M3 && stored.shape.size() == 2;
+}
+
+// Takes the scales of `matrix` out of `by_name`. Appends what is wrong with them.
+std::optional<MappedTensor> TakeScales(const BlockFp8Spec& blocks, const StoredTensor& matrix,
+                                       absl::flat_hash_map<std::string, MappedTensor>& by_name,
+                                       std::vector<std::string>& problems) {
+  const auto scales = by_name.extract(ScaleTensorName(matrix.name));
+  if (scales.empty()) {
+    problems.push_back(absl::StrCat("missing tensor ", ScaleTensorName(matrix.name), ": ",
+                                    matrix.name, " is stored as ", matrix.type_name,
+                                    " and means nothing without its scales"));
+    return std::nullopt;
+  }
+  CheckScaleTensor(matrix, scales.mapped().stored, blocks, problems);
+  return std::move(scales.mapped());
 }
 
 void LogIgnored(const std::vector<std::string>& names, absl::string_view where) {
@@ -153,7 +209,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
     }
   }
   std::vector<TensorInfo> infos;
-  std::vector<MappedTensor> spans;
+  std::vector<TensorSpan> spans;
   for (ExpectedTensor& expected : ExpectedTensors(spec)) {
     const auto it = by_name.find(expected.name);
     if (it == by_name.end()) {
@@ -161,10 +217,13 @@ absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
       continue;
     }
     const StoredTensor& stored = it->second.stored;
-    CheckTensor(expected, stored, problems);
+    CheckTensor(spec, expected, stored, problems);
     infos.push_back({expected.name, stored.dtype.value_or(DType::kFloat32), expected.shape});
-    spans.push_back(std::move(it->second));
+    TensorSpan& span = spans.emplace_back(std::move(it->second), std::nullopt);
     by_name.erase(it);
+    if (NeedsScales(spec, span.tensor.stored)) {
+      span.scales = TakeScales(*spec.block_fp8, span.tensor.stored, by_name, problems);
+    }
   }
 
   std::vector<std::string> ignored;
@@ -181,7 +240,8 @@ absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
   }
   RETURN_IF_ERROR(ProblemsToStatus(where, problems));
   LogIgnored(ignored, where);
-  return std::make_unique<MappedWeights>(std::move(infos), std::move(spans));
+  return std::make_unique<MappedWeights>(std::move(infos), std::move(spans),
+                                         spec.block_fp8.value_or(BlockFp8Spec()));
 }
 
 }  // namespace heddle

@@ -19,9 +19,10 @@ struct MappedTensor {
   std::shared_ptr<const MappedFile> file;
 };
 
-// Keeps the tensors that the model needs. InvalidArgument lists every one that is missing, has
-// another shape, is stored as something there is no arithmetic for, or is unknown; `where` names
-// the checkpoint. Tensors that may be ignored, or hold no element, are logged in one line.
+// Keeps the tensors that the model needs, and the scales of float8 ones. InvalidArgument lists
+// every one that is missing, has another shape, is stored as something there is no arithmetic for,
+// or is unknown; `where` names the checkpoint. Tensors that may be ignored, or hold no element, are
+// logged in one line.
 absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
                                                          std::vector<MappedTensor> tensors,
                                                          absl::string_view where);

@@ -29,12 +29,15 @@ struct TypeTraits {
 };
 
 constexpr TypeTraits kTypes[] = {
-    {"F32", 32, DType::kFloat32}, {"BF16", 16, DType::kBFloat16}, {"F16", 16, DType::kFloat16},
-    {"I64", 64, DType::kInt64},   {"I32", 32, DType::kInt32},     {"I8", 8, DType::kInt8},
-    {"U8", 8, DType::kUint8},     {"BOOL", 8, DType::kBool},      {"F64", 64, std::nullopt},
-    {"U64", 64, std::nullopt},    {"U32", 32, std::nullopt},      {"I16", 16, std::nullopt},
-    {"U16", 16, std::nullopt},    {"F8_E4M3", 8, std::nullopt},   {"F8_E5M2", 8, std::nullopt},
-    {"F8_E8M0", 8, std::nullopt}, {"F4", 4, std::nullopt},        {"C64", 64, std::nullopt},
+    {"F32", 32, DType::kFloat32}, {"BF16", 16, DType::kBFloat16},
+    {"F16", 16, DType::kFloat16}, {"I64", 64, DType::kInt64},
+    {"I32", 32, DType::kInt32},   {"I8", 8, DType::kInt8},
+    {"U8", 8, DType::kUint8},     {"BOOL", 8, DType::kBool},
+    {"F64", 64, std::nullopt},    {"U64", 64, std::nullopt},
+    {"U32", 32, std::nullopt},    {"I16", 16, std::nullopt},
+    {"U16", 16, std::nullopt},    {"F8_E4M3", 8, DType::kFloat8E4M3},
+    {"F8_E5M2", 8, std::nullopt}, {"F8_E8M0", 8, std::nullopt},
+    {"F4", 4, std::nullopt},      {"C64", 64, std::nullopt},
 };
 
 const TypeTraits* FindType(absl::string_view name) {

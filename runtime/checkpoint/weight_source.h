@@ -39,8 +39,9 @@ class WeightSource {
   virtual const TensorInfo* Find(absl::string_view name) const = 0;
   bool Has(absl::string_view name) const { return Find(name) != nullptr; }
 
-  // Rows × columns of a matrix. An empty range gives no rows or no columns. Columns of a
-  // block-quantised matrix may begin and end inside a block (see WeightRows::k_offset).
+  // Rows × columns of a matrix, those of a float8 one with their scales. An empty range gives no
+  // rows or no columns. Columns of a quantised matrix may begin and end inside a block (see
+  // WeightRows::k_offset), rows of a float8 one too (BlockScales::row_offset).
   virtual absl::StatusOr<TensorSlice> Read(absl::string_view name, Range rows, Range cols) = 0;
 
   // Elements of a vector (norms, biases), widened to float32.

@@ -46,19 +46,22 @@ absl::StatusOr<std::vector<Range>> SplitFfn(const FfnShape& ffn,
   if (attention_bytes.empty()) {
     return absl::InvalidArgumentError("an FFN cannot be split over no ranks");
   }
-  // Each block goes to the rank that holds least so far. With blocks of one size this leaves the
-  // largest share as small as any deal could.
+  // Dealt out in units, each to the rank that holds least so far. With units of one size this
+  // leaves the largest share as small as any deal could.
+  const bool cuts = ffn.may_cut_blocks && CeilDiv(ffn.num_columns, ffn.block_columns) <
+                                              static_cast<int64_t>(attention_bytes.size());
+  const int64_t unit = cuts ? 1 : ffn.block_columns;
   std::vector<double> bytes(attention_bytes.begin(), attention_bytes.end());
-  std::vector<int64_t> num_blocks(bytes.size(), 0);
-  for (int64_t left = CeilDiv(ffn.num_columns, ffn.block_columns); left > 0; --left) {
+  std::vector<int64_t> num_units(bytes.size(), 0);
+  for (int64_t left = CeilDiv(ffn.num_columns, unit); left > 0; --left) {
     const auto least = std::min_element(bytes.begin(), bytes.end()) - bytes.begin();
-    bytes[least] += ffn.bytes_per_column * ffn.block_columns;
-    ++num_blocks[least];
+    bytes[least] += ffn.bytes_per_column * static_cast<double>(unit);
+    ++num_units[least];
   }
   std::vector<Range> columns;
   int64_t begin = 0;
-  for (const int64_t blocks : num_blocks) {
-    const int64_t end = std::min(begin + blocks * ffn.block_columns, ffn.num_columns);
+  for (const int64_t units : num_units) {
+    const int64_t end = std::min(begin + units * unit, ffn.num_columns);
     columns.push_back({begin, end});
     begin = end;
   }

@@ -57,13 +57,16 @@ struct FfnShape {
   int64_t num_columns = 0;
   // Columns that one quantisation block spans: from the format, never derived from a width.
   int64_t block_columns = 1;
+  // Whether a block can be shared: its scales lie apart, so that both neighbours read them.
+  bool may_cut_blocks = false;
   // Weight bytes of a column over gate, up and down together.
   double bytes_per_column = 0;
 };
 
 // Deals the columns at whole blocks so that the largest `attention_bytes[rank]` plus FFN bytes is
-// as small as can be: ranks that hold fewer heads take more columns. Contiguous in rank order.
-// InvalidArgument unless all counts are positive and there is a rank.
+// as small as can be: ranks that hold fewer heads take more columns. Fewer blocks than ranks are
+// cut anywhere if they may be. Contiguous in rank order. InvalidArgument unless all counts are
+// positive and there is a rank.
 absl::StatusOr<std::vector<Range>> SplitFfn(const FfnShape& ffn,
                                             std::span<const int64_t> attention_bytes);
 

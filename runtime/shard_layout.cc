@@ -20,8 +20,10 @@ constexpr int kMostRanksTried = 256;
 // Sizes of tensors and of slices of them, as stored.
 class TensorSizes {
  public:
-  TensorSizes(const WeightSource& weights, std::optional<DType> requested)
-      : weights_(weights), requested_(requested) {}
+  TensorSizes(const ModelSpec& spec, const WeightSource& weights, std::optional<DType> requested)
+      : weights_(weights),
+        requested_(requested),
+        fp8_block_columns_(spec.block_fp8 ? spec.block_fp8->block_columns : 1) {}
 
   DType DTypeOf(absl::string_view name) const { return StoredDType(Info(name).dtype, requested_); }
 
@@ -37,10 +39,13 @@ class TensorSizes {
   int64_t RowsBytes(absl::string_view name, Range rows) const {
     return MatrixBytes(DTypeOf(name), rows, AllColumns(name), AllColumns(name).end);
   }
-  // A block that the range cuts is held whole.
+  // A block of GGUF that the range cuts is held whole.
   int64_t ColumnsBytes(absl::string_view name, Range cols) const {
     return MatrixBytes(DTypeOf(name), AllRows(name), cols, AllColumns(name).end);
   }
+
+  // Columns that share scales.
+  int64_t BlockColumns(absl::string_view name) const { return BlockColumnsOf(DTypeOf(name)); }
 
  private:
   const TensorInfo& Info(absl::string_view name) const {
@@ -52,14 +57,24 @@ class TensorSizes {
   Range AllRows(absl::string_view name) const { return {0, Info(name).shape[0]}; }
   Range AllColumns(absl::string_view name) const { return {0, Info(name).shape[1]}; }
 
-  static int64_t MatrixBytes(DType dtype, Range rows, Range cols, int64_t total_cols) {
-    const int64_t block = BlockElements(dtype);
+  int64_t BlockColumnsOf(DType dtype) const {
+    return dtype == DType::kFloat8E4M3 ? fp8_block_columns_ : BlockElements(dtype);
+  }
+
+  int64_t MatrixBytes(DType dtype, Range rows, Range cols, int64_t total_cols) const {
+    const int64_t block = BlockColumnsOf(dtype);
     const Range stored = CoverWithBlocks(cols, block, total_cols).stored;
-    return rows.size() * ((stored.size() + block - 1) / block) * BlockBytes(dtype);
+    const int64_t blocks = (stored.size() + block - 1) / block;
+    // Each row holds the scales of its blocks.
+    if (dtype == DType::kFloat8E4M3) {
+      return rows.size() * (cols.size() + blocks * static_cast<int64_t>(sizeof(float)));
+    }
+    return rows.size() * blocks * BlockBytes(dtype);
   }
 
   const WeightSource& weights_;
   const std::optional<DType> requested_;
+  const int64_t fp8_block_columns_;
 };
 
 int64_t GqaBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,
@@ -82,10 +97,10 @@ int64_t MlaBytes(const ModelSpec& spec, const MlaSpec& mla, const TensorSizes& s
                   sizes.RowsBytes(kv_b, heads.ScaledBy(mla.v_head_dim)) +
                   sizes.ColumnsBytes(LayerTensor(layer, "self_attn.o_proj.weight"),
                                      heads.ScaledBy(mla.v_head_dim));
-  // Transposed, so widened if it came in blocks.
+  // Transposed, so widened if it is quantised.
   const DType kv_b_type = sizes.DTypeOf(kv_b);
   bytes += heads.size() * mla.qk_nope_head_dim * mla.kv_lora_rank *
-           BlockBytes(IsBlockQuantised(kv_b_type) ? DType::kFloat32 : kv_b_type);
+           BlockBytes(IsQuantised(kv_b_type) ? DType::kFloat32 : kv_b_type);
   if (mla.q_lora_rank == 0) {
     return bytes + sizes.RowsBytes(LayerTensor(layer, "self_attn.q_proj.weight"), query_rows);
   }
@@ -113,7 +128,8 @@ struct FfnTensors {
 FfnShape FfnShapeOf(const TensorSizes& sizes, const FfnTensors& tensors, int64_t width,
                     int64_t copies = 1) {
   return {.num_columns = width,
-          .block_columns = BlockElements(sizes.DTypeOf(tensors.down)),
+          .block_columns = sizes.BlockColumns(tensors.down),
+          .may_cut_blocks = sizes.DTypeOf(tensors.down) == DType::kFloat8E4M3,
           .bytes_per_column = static_cast<double>(copies * tensors.Bytes(sizes, {0, width})) /
                               static_cast<double>(width)};
 }
@@ -196,7 +212,7 @@ int64_t VectorBytes(const WeightSource& weights, const TensorSizes& sizes) {
 // Without regard to memory.
 absl::StatusOr<ShardLayout> Deal(const ModelSpec& spec, const WeightSource& weights,
                                  const ShardLayoutOptions& options, KvGrid grid) {
-  const TensorSizes sizes(weights, options.weight_dtype);
+  const TensorSizes sizes(spec, weights, options.weight_dtype);
   const int64_t vector_bytes = VectorBytes(weights, sizes);
   ShardLayout layout = {.grid = std::move(grid), .ranks = {}};
   const int num_ranks = layout.grid.num_ranks();
@@ -279,16 +295,13 @@ int64_t ShardLayout::MaxWeightBytes() const {
 }
 
 DType StoredDType(DType in_checkpoint, std::optional<DType> requested) {
-  return requested.has_value() && !IsBlockQuantised(in_checkpoint) ? *requested : in_checkpoint;
+  return requested.has_value() && !IsQuantised(in_checkpoint) ? *requested : in_checkpoint;
 }
 
 int64_t DefaultPageSize(const ModelSpec& spec) { return spec.mla.has_value() ? 64 : 16; }
 
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
-  if (spec.block_fp8.has_value()) {
-    return absl::UnimplementedError("block-fp8 weights cannot be dealt to ranks yet");
-  }
   std::vector<std::string> reasons;
   absl::StatusOr<KvGrid> grid = KvGrid::Create(spec.total_query_heads, spec.total_kv_heads,
                                                options.num_ranks, options.num_stripes);

@@ -65,7 +65,7 @@ int64_t DefaultPageSize(const ModelSpec& spec);
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options);
 
-// The type in which a tensor of the checkpoint is kept: block-quantised ones never change.
+// The type in which a tensor of the checkpoint is kept: quantised ones never change.
 DType StoredDType(DType in_checkpoint, std::optional<DType> requested);
 
 }  // namespace heddle

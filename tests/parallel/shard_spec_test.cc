@@ -79,6 +79,11 @@ TEST(ShardSpecTest, VocabularyIsCutAtBlocksWhenLargeEnough) {
   EXPECT_EQ(Sizes(AllParts(SplitVocabulary, 3, 5)), (Counts{1, 1, 1, 0, 0}));
 }
 
+FfnShape Ffn(int64_t columns, int64_t block_columns, double bytes_per_column) {
+  return {
+      .num_columns = columns, .block_columns = block_columns, .bytes_per_column = bytes_per_column};
+}
+
 std::vector<Range> MustSplitFfn(const FfnShape& ffn, const Counts& attention_bytes) {
   auto columns = SplitFfn(ffn, attention_bytes);
   EXPECT_TRUE(columns.ok()) << columns.status();
@@ -86,20 +91,34 @@ std::vector<Range> MustSplitFfn(const FfnShape& ffn, const Counts& attention_byt
 }
 
 TEST(ShardSpecTest, FfnColumnsAreWholeQuantisationBlocks) {
-  const auto columns = MustSplitFfn({11008, 128, 100}, {0, 0, 0, 0});
+  const auto columns = MustSplitFfn(Ffn(11008, 128, 100), {0, 0, 0, 0});
   EXPECT_EQ(Sizes(columns), (Counts{22 * 128, 22 * 128, 21 * 128, 21 * 128}));
-  EXPECT_EQ(Sizes(MustSplitFfn({48, 16, 3}, {5, 5})), (Counts{32, 16}));
+  EXPECT_EQ(Sizes(MustSplitFfn(Ffn(48, 16, 3), {5, 5})), (Counts{32, 16}));
   // Fewer blocks than ranks: the rest join with zeros.
-  EXPECT_EQ(Sizes(MustSplitFfn({96, 48, 3}, {0, 0, 0})), (Counts{48, 48, 0}));
-  EXPECT_EQ(Sizes(MustSplitFfn({100, 48, 3}, {0, 0, 0})), (Counts{48, 48, 4}));
+  EXPECT_EQ(Sizes(MustSplitFfn(Ffn(96, 48, 3), {0, 0, 0})), (Counts{48, 48, 0}));
+  EXPECT_EQ(Sizes(MustSplitFfn(Ffn(100, 48, 3), {0, 0, 0})), (Counts{48, 48, 4}));
+}
+
+TEST(ShardSpecTest, BlocksThatMayBeCutAreWhereThereAreTooFew) {
+  const auto sizes = [](int64_t columns, int64_t block, const Counts& attention) {
+    FfnShape ffn = Ffn(columns, block, 3);
+    ffn.may_cut_blocks = true;
+    return Sizes(MustSplitFfn(ffn, attention));
+  };
+  EXPECT_EQ(sizes(2048, 128, {0, 0, 0, 0, 0}), (Counts{512, 384, 384, 384, 384}));
+  EXPECT_EQ(sizes(48, 16, {0, 0, 0}), (Counts{16, 16, 16}));
+  EXPECT_EQ(sizes(48, 16, {0, 0, 0, 0, 0}), (Counts{10, 10, 10, 9, 9}));
+  EXPECT_EQ(sizes(48, 24, {0, 0}), (Counts{24, 24}));
+  EXPECT_EQ(sizes(20, 128, {0, 12}), (Counts{12, 8}));
+  EXPECT_EQ(sizes(1, 16, {0, 0}), (Counts{1, 0}));
 }
 
 TEST(ShardSpecTest, FfnMakesUpForUnevenHeads) {
   // Nine heads as 6 + 3: the rank with fewer heads takes the columns that even out the bytes.
-  const auto columns = MustSplitFfn({1536, 1, 10}, {6000, 3000});
+  const auto columns = MustSplitFfn(Ffn(1536, 1, 10), {6000, 3000});
   EXPECT_EQ(Sizes(columns), (Counts{618, 918}));
   // A rank with far too many heads gets none.
-  EXPECT_EQ(Sizes(MustSplitFfn({64, 32, 1}, {1000, 0})), (Counts{0, 64}));
+  EXPECT_EQ(Sizes(MustSplitFfn(Ffn(64, 32, 1), {1000, 0})), (Counts{0, 64}));
 }
 
 // No other deal of whole blocks has a smaller largest share.
@@ -111,7 +130,7 @@ TEST(ShardSpecTest, FfnDealIsOptimal) {
     const int64_t block = 1 + random() % 5;
     Counts attention(ranks);
     for (int64_t& bytes : attention) bytes = random() % 60;
-    const FfnShape ffn = {blocks * block, block, static_cast<double>(1 + random() % 7)};
+    const FfnShape ffn = Ffn(blocks * block, block, static_cast<double>(1 + random() % 7));
     const auto columns = MustSplitFfn(ffn, attention);
     ASSERT_EQ(columns.size(), attention.size());
     const auto largest = [&](const Counts& block_counts) {
@@ -142,11 +161,11 @@ TEST(ShardSpecTest, FfnDealIsOptimal) {
 }
 
 TEST(ShardSpecTest, FfnRefusesNonsense) {
-  EXPECT_THAT(std::string(SplitFfn({0, 1, 1}, Counts{0}).status().message()),
+  EXPECT_THAT(std::string(SplitFfn(Ffn(0, 1, 1), Counts{0}).status().message()),
               testing::HasSubstr("0 columns"));
-  EXPECT_FALSE(SplitFfn({8, 0, 1}, Counts{0}).ok());
-  EXPECT_FALSE(SplitFfn({8, 1, 0}, Counts{0}).ok());
-  EXPECT_FALSE(SplitFfn({8, 1, 1}, Counts{}).ok());
+  EXPECT_FALSE(SplitFfn(Ffn(8, 0, 1), Counts{0}).ok());
+  EXPECT_FALSE(SplitFfn(Ffn(8, 1, 0), Counts{0}).ok());
+  EXPECT_FALSE(SplitFfn(Ffn(8, 1, 1), Counts{}).ok());
 }
 
 TEST(ShardSpecTest, BlocksThatAHeadCutsAreReadByBothNeighbours) {

@@ -7,7 +7,6 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "tests/support/engine_world.h"
 #include "tests/support/golden.h"
 
@@ -19,10 +18,13 @@ struct GoldenCase {
   bool gguf;
 };
 
+std::vector<GoldenCase> BlockFp8Goldens() {
+  return {{"mla-v3-fp8", false}, {"mla-v3-fp8-oblong", false}};
+}
+
 std::vector<GoldenCase> AllGoldens() {
   std::vector<GoldenCase> cases;
   for (const std::string& name : GoldenModelNames()) {
-    if (absl::StrContains(name, "fp8")) continue;  // their scales have no reader yet
     cases.push_back({name, false});
   }
   for (const std::string& name : GoldenGgufNames()) cases.push_back({name, true});
@@ -151,6 +153,16 @@ TEST_P(EngineGolden, GreedyContinuations) {
   }
 }
 
+// Heads, FFN columns and experts cut the blocks of scales in other places at each number of ranks.
+class BlockFp8Golden : public EngineGolden {};
+
+TEST_P(BlockFp8Golden, LogitsWithColumnsDealt) { ExpectLogits(); }
+
+TEST_P(BlockFp8Golden, LogitsWithWholeExpertsDealt) {
+  config_.enable_expert_parallel = true;
+  ExpectLogits();
+}
+
 std::string NameOf(const ::testing::TestParamInfo<EngineGolden::ParamType>& info) {
   std::string name = std::get<0>(info.param).name;
   std::replace_if(
@@ -161,6 +173,10 @@ std::string NameOf(const ::testing::TestParamInfo<EngineGolden::ParamType>& info
 INSTANTIATE_TEST_SUITE_P(Models, EngineGolden,
                          ::testing::Combine(::testing::ValuesIn(AllGoldens()),
                                             ::testing::Values(1, 3)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Models, BlockFp8Golden,
+                         ::testing::Combine(::testing::ValuesIn(BlockFp8Goldens()),
+                                            ::testing::Values(1, 2, 3, 5)),
                          NameOf);
 
 }  // namespace

@@ -61,8 +61,8 @@ Setting SettingOf(const std::vector<size_t>& row) {
 }
 
 // Models with latent attention, experts or both; ranks above their heads and experts.
-const std::vector<std::string> kDeepSeekModels = {"mla-lite", "mla-v3", "mla-random-0",
-                                                  "mla-random-3", "mixtral"};
+const std::vector<std::string> kDeepSeekModels = {"mla-lite",     "mla-v3",       "mla-v3-fp8",
+                                                  "mla-random-0", "mla-random-3", "mixtral"};
 const std::vector<int> kDeepSeekRanks = {1, 2, 3, 4, 6, 8};
 const std::vector<int64_t> kDeepSeekPageSizes = {64, 1, 3, 16};
 

@@ -340,12 +340,35 @@ TEST(ShardLayout, ExpertParallelNeedsExperts) {
               HasSubstr("--enable-expert-parallel: a llama model has no experts"));
 }
 
-TEST(ShardLayout, BlockFp8CannotBeDealtYet) {
-  ModelSpec fp8 = GqaA();
-  fp8.block_fp8.emplace();
-  EXPECT_EQ(
-      BuildShardLayout(fp8, ShapesOnly(GqaA(), DType::kFloat32), {.num_ranks = 2}).status().code(),
-      absl::StatusCode::kUnimplemented);
+// 96 columns in blocks of 16: whole blocks on up to six ranks, any columns on more.
+TEST(ShardLayout, BlockFp8TakesAByteAndItsScales) {
+  ModelSpec spec = GqaA();
+  spec.block_fp8 = {.block_rows = 32, .block_columns = 16};
+  const ShapesOnly weights(spec, DType::kFloat8E4M3);
+  for (const int num_ranks : {1, 2, 3, 5, 7}) {
+    const absl::StatusOr<ShardLayout> layout =
+        BuildShardLayout(spec, weights, {.num_ranks = num_ranks, .weight_dtype = DType::kFloat32});
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    bool cuts = false;
+    for (const RankLayout& rank : layout->ranks) {
+      // A scale for each row and block of columns, those of a cut block on both sides.
+      const auto matrix = [](int64_t rows, Range cols) {
+        const int64_t blocks = cols.empty() ? 0 : (cols.end + 15) / 16 - cols.begin / 16;
+        return rows * (cols.size() + 4 * blocks);
+      };
+      const Range hidden = {0, 64};
+      int64_t bytes = 2 * matrix(rank.vocabulary.size(), hidden) + 5 * 64 * 4;
+      for (int64_t layer = 0; layer < 2; ++layer) {
+        const Range columns = rank.ffn[layer].columns;
+        const Range query_rows = rank.heads.query_heads.ScaledBy(8);
+        bytes += matrix(query_rows.size() + 2 * 8 * rank.heads.kv_heads.size(), hidden) +
+                 matrix(64, query_rows) + matrix(2 * columns.size(), hidden) + matrix(64, columns);
+        cuts = cuts || columns.begin % 16 != 0;
+      }
+      EXPECT_EQ(rank.weight_bytes, bytes);
+    }
+    EXPECT_EQ(cuts, num_ranks > 6);
+  }
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 #include "runtime/model/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/gemm/dequantise.h"
 #include "kernels/kernel_table.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/shard_layout.h"
@@ -216,6 +219,66 @@ TEST(LoadWeights, TheRouterIsNeverNarrowed) {
   const auto& moe = std::get<MoeWeights>(weights->layers[1].ffn);
   EXPECT_EQ(moe.router.dtype, DType::kBFloat16);
   EXPECT_EQ(moe.up.first.dtype, DType::kFloat16);
+}
+
+// W x with the row-th weights of a stack, against double precision.
+void ExpectProduct(Model& model, const PackedWeight& weight,
+                   const std::vector<std::vector<float>>& rows) {
+  ASSERT_EQ(weight.n, static_cast<int64_t>(rows.size()));
+  std::vector<float> x(weight.k), out(weight.n);
+  for (int64_t i = 0; i < weight.k; ++i) x[i] = static_cast<float>(i % 5) - 1.5f;
+  ASSERT_TRUE(model.backend->kernels()
+                  .linear({FloatMatrix(x.data(), 1, weight.k), weight, nullptr,
+                           FloatMatrix(out.data(), 1, weight.n)},
+                          *model.stream)
+                  .ok());
+  ASSERT_TRUE(model.stream->Synchronize().ok());
+  for (int64_t i = 0; i < weight.n; ++i) {
+    ASSERT_EQ(rows[i].size(), x.size());
+    double sum = 0, scale = 0;
+    for (int64_t j = 0; j < weight.k; ++j) {
+      sum += static_cast<double>(x[j]) * rows[i][j];
+      scale += std::fabs(static_cast<double>(x[j]) * rows[i][j]);
+    }
+    EXPECT_NEAR(out[i], sum, 1e-5 * scale);
+  }
+}
+
+// kv_b in blocks of 16 rows, which heads of 8 + 6 rows cut: what is absorbed is as wide as its
+// source, whatever type is asked for.
+TEST(LoadWeights, AbsorbedFloat8IsNotRoundedAgain) {
+  Model model = Open("mla-v3-fp8");
+  const std::string name = "model.layers.1.self_attn.kv_b_proj.weight";
+  std::vector<std::vector<float>> kv_b(56, std::vector<float>(16));
+  {
+    const auto slice = model.checkpoint.weights->Read(name, {0, 56}, {0, 16});
+    ASSERT_TRUE(slice.ok()) << slice.status();
+    for (int64_t row = 0; row < 56; ++row) {
+      ASSERT_TRUE(DequantiseRow(slice->rows, row, kv_b[row].data()).ok());
+    }
+  }
+  for (const std::optional<DType> dtype : {std::optional<DType>(), {DType::kBFloat16}}) {
+    for (const int rank : {0, 1, 2}) {
+      const auto weights = model.Load(3, rank, {.dtype = dtype});
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      const auto& mla = std::get<MlaWeights>(weights->layers[1].attention);
+      EXPECT_EQ(mla.absorbed_k.first.dtype, DType::kFloat32);
+      EXPECT_EQ(mla.absorbed_v.first.dtype, DType::kFloat8E4M3);
+      EXPECT_EQ(mla.kv_b.dtype, DType::kFloat8E4M3);
+      EXPECT_EQ(mla.o.weight.dtype, DType::kFloat8E4M3);
+      const int64_t first_head = rank == 0 ? 0 : rank + 1;
+      ASSERT_EQ(mla.absorbed_k.count, rank == 0 ? 2 : 1);
+      for (int64_t i = 0; i < mla.absorbed_k.count; ++i) {
+        const auto head = kv_b.begin() + (first_head + i) * 14;
+        std::vector<std::vector<float>> transposed(16, std::vector<float>(8));
+        for (int64_t row = 0; row < 16; ++row) {
+          for (int64_t col = 0; col < 8; ++col) transposed[row][col] = head[col][row];
+        }
+        ExpectProduct(model, mla.absorbed_k.at(i), transposed);
+        ExpectProduct(model, mla.absorbed_v.at(i), {head + 8, head + 14});
+      }
+    }
+  }
 }
 
 TEST(LoadWeights, AValueThatOverflowsIsRefusedByName) {

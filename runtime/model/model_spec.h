@@ -22,7 +22,7 @@ inline constexpr int64_t kMaxWidth = int64_t{1} << 22;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 14;
 inline constexpr int64_t kMaxHeadDim = int64_t{1} << 12;
 
-// Weights stored as float8 E4M3 with a float32 tensor NAME_scale_inv beside tensor NAME:
+// Weights stored as float8 E4M3 with a tensor of floats NAME_scale_inv beside tensor NAME:
 // element (row, column) is multiplied by scale_inv[row / block_rows, column / block_columns].
 // The last blocks of a matrix may be short.
 struct BlockFp8Spec {

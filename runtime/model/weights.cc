@@ -16,7 +16,8 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kStackAlignment = 64;
+constexpr int64_t kAlignment = 128;
+constexpr int64_t kSharedBufferBytes = int64_t{16} << 20;
 
 // The transpose of whole rows: in their own type, or float32 if that is quantised.
 class TransposedRows {
@@ -225,10 +226,24 @@ class Loader {
 
   Range Hidden() const { return {0, spec_.hidden_size}; }
 
+  // Small tensors lie behind one another in one buffer, so that it is large enough for huge pages.
   absl::StatusOr<void*> Allocate(int64_t bytes) {
+    const int64_t aligned = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    weights_.bytes += aligned;
+    if (aligned >= kSharedBufferBytes / 4) return AllocateBuffer(aligned);
+    if (aligned > shared_left_) {
+      ASSIGN_OR_RETURN(shared_, AllocateBuffer(kSharedBufferBytes));
+      shared_left_ = kSharedBufferBytes;
+    }
+    void* const data = shared_ + kSharedBufferBytes - shared_left_;
+    shared_left_ -= aligned;
+    return data;
+  }
+
+  absl::StatusOr<std::byte*> AllocateBuffer(int64_t bytes) {
     ASSIGN_OR_RETURN(DeviceBuffer buffer, backend_.Allocate(static_cast<size_t>(bytes)));
     weights_.buffers.push_back(std::move(buffer));
-    return weights_.buffers.back().data();
+    return weights_.buffers.back().as<std::byte>();
   }
 
   std::string Name(absl::string_view suffix) const { return LayerTensor(index_, suffix); }
@@ -297,7 +312,7 @@ class Loader {
       stack.count = count;
       if (described.n == 0 || described.k == 0) return absl::OkStatus();
       ASSIGN_OR_RETURN(const int64_t bytes, PackedBytes(described));
-      stack.stride_bytes = (bytes + kStackAlignment - 1) / kStackAlignment * kStackAlignment;
+      stack.stride_bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
       ASSIGN_OR_RETURN(stack.first.data, Allocate(count * stack.stride_bytes));
     }
     if (described.dtype != stack.first.dtype) {
@@ -329,8 +344,10 @@ class Loader {
   Backend& backend_;
   Stream& stream_;
   ModelWeights& weights_;
-  int64_t index_ = 0;         // of the layer
-  bool adds_biases_ = false;  // whether this rank adds those of partial sums
+  std::byte* shared_ = nullptr;  // the newest buffer of small tensors
+  int64_t shared_left_ = 0;      // bytes
+  int64_t index_ = 0;            // of the layer
+  bool adds_biases_ = false;     // whether this rank adds those of partial sums
 };
 
 // Says once that weights lose precision; what overflows is refused when packed.
@@ -347,12 +364,6 @@ void WarnOfNarrowing(const WeightSource& source, std::optional<DType> requested)
 }
 
 }  // namespace
-
-int64_t ModelWeights::bytes() const {
-  int64_t total = 0;
-  for (const DeviceBuffer& buffer : buffers) total += static_cast<int64_t>(buffer.bytes());
-  return total;
-}
 
 absl::StatusOr<ModelWeights> LoadWeights(const ModelSpec& spec, const ShardLayout& layout, int rank,
                                          WeightSource& source, const WeightLoadOptions& options,

@@ -82,8 +82,7 @@ struct ModelWeights {
   const float* final_norm = nullptr;  // [hidden]
   PackedWeight head;                  // [local_vocab, hidden]; the embedding itself when tied
   std::vector<DeviceBuffer> buffers;
-
-  int64_t bytes() const;  // of device memory
+  int64_t bytes = 0;  // used of the buffers
 };
 
 struct WeightLoadOptions {

@@ -63,6 +63,7 @@ class Reader {
     uint8_t byte = 0;
     (*this)(byte);
     if (byte != static_cast<uint8_t>(PageOp::Kind::kCopy)) Fail(absl::StrCat("page op ", byte));
+    kind = PageOp::Kind::kCopy;
   }
   void operator()(std::string& text) {
     const uint32_t size = Count();

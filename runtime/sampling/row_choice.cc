@@ -21,7 +21,7 @@ constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 // to its id 32 w + lane, so that words follow each other as ids do. Each id has two draws: 32 bits
 // that nearly always tell whether it may win, and 20 that make its noise fine.
 constexpr int kLanes = 32;
-constexpr int64_t kGroupIds = 4 * kLanes;
+constexpr int64_t kGroupIds = int64_t{4} * kLanes;
 enum class Draw : uint32_t { kHigh = 0, kLow = 1 };
 
 std::array<uint32_t, 4> CounterOf(const NoiseKey& key, int64_t group, int lane, Draw draw) {

@@ -90,6 +90,7 @@ absl::StatusOr<std::vector<const std::byte*>> Sampler::GatherRecords(
   ASSIGN_OR_RETURN(const std::span<const std::byte> gathered,
                    exchange_.Gather(std::move(own_bytes), bytes_per_rank, stream));
   std::vector<const std::byte*> records;
+  records.reserve(offsets.size());
   for (const int64_t record_offset : offsets) records.push_back(gathered.data() + record_offset);
   return records;
 }
@@ -137,6 +138,7 @@ absl::StatusOr<std::vector<SampledToken>> Sampler::Sample(
   }
 
   std::vector<SampledToken> result;
+  result.reserve(tokens.size());
   for (std::optional<SampledToken>& token : tokens) result.push_back(*std::move(token));
   return result;
 }

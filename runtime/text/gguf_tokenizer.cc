@@ -173,7 +173,7 @@ absl::StatusOr<std::vector<BpeMerge>> MergesOfScores(const GgufVocabulary& gguf,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeGgufTokenizer(GgufVocabulary gguf) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeGgufTokenizer(const GgufVocabulary& gguf) {
   const bool byte_level = gguf.model == "gpt2";
   if (!byte_level && gguf.model != "llama") {
     return absl::UnimplementedError(absl::StrCat("tokenizer.ggml.model \"", gguf.model,

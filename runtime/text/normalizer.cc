@@ -51,7 +51,7 @@ void OrderMarks(std::vector<utf8proc_int32_t>* code_points) {
   }
 }
 
-absl::StatusOr<std::string> Apply(const Normalizer::Nfc&, std::string text, size_t max_bytes) {
+absl::StatusOr<std::string> Apply(const Normalizer::Nfc&, std::string text, size_t /*max_bytes*/) {
   if (std::all_of(text.begin(), text.end(), absl::ascii_isascii)) return text;
   std::vector<utf8proc_int32_t> code_points = Decompose(text);
   OrderMarks(&code_points);
@@ -68,11 +68,11 @@ absl::StatusOr<std::string> Apply(const Normalizer::Nfc&, std::string text, size
 }
 
 absl::StatusOr<std::string> Apply(const Normalizer::Prepend& prepend, std::string text,
-                                  size_t max_bytes) {
+                                  size_t /*max_bytes*/) {
   return text.empty() ? std::move(text) : absl::StrCat(prepend.text, text);
 }
 
-absl::StatusOr<std::string> Apply(const Normalizer::Replace& replace, std::string text,
+absl::StatusOr<std::string> Apply(const Normalizer::Replace& replace, const std::string& text,
                                   size_t max_bytes) {
   std::vector<Pattern::Match> matches;
   RETURN_IF_ERROR(replace.pattern.FindAll(text, &matches));

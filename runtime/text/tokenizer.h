@@ -69,6 +69,6 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePiece(absl::string_view 
                                                               absl::string_view tokenizer_config);
 
 // From the metadata of a GGUF file.
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeGgufTokenizer(GgufVocabulary vocabulary);
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeGgufTokenizer(const GgufVocabulary& vocabulary);
 
 }  // namespace heddle

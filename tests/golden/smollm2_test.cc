@@ -41,7 +41,7 @@ class SmolLm2Test : public ::testing::Test {
   absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer() const {
     ASSIGN_OR_RETURN(Checkpoint checkpoint, OpenCheckpoint(path_, LoadFormat::kAuto, /*seed=*/0));
     if (!checkpoint.gguf_vocabulary.has_value()) return absl::NotFoundError("no vocabulary");
-    return MakeGgufTokenizer(*std::move(checkpoint.gguf_vocabulary));
+    return MakeGgufTokenizer(*checkpoint.gguf_vocabulary);
   }
 
   std::string path_;

@@ -62,6 +62,7 @@ struct PackedWeightStack {
 
   PackedWeight at(int64_t i) const {
     PackedWeight weight = first;
+    if (first.data == nullptr) return weight;  // of no elements
     weight.data = static_cast<const std::byte*>(first.data) + i * stride_bytes;
     return weight;
   }

@@ -32,7 +32,7 @@ class GroupBuilder {
     double elements = static_cast<double>(copies);
     for (const int64_t size : info->shape) elements *= static_cast<double>(size);
     group += {.parameters = elements,
-              .fp8_parameters = dtype == kFloat8 ? elements : 0,
+              .fp8_parameters = dtype == DType::kFloat8E4M3 ? elements : 0,
               .bytes = elements * static_cast<double>(BlockBytes(dtype)) /
                        static_cast<double>(BlockElements(dtype))};
   }

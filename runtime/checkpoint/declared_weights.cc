@@ -20,7 +20,7 @@ DType DeclaredDType(const ModelSpec& spec, const ExpectedTensor& tensor) {
   // transformers quantises nn.Linear modules other than the head; a router is none.
   const bool quantised = spec.block_fp8.has_value() && tensor.name != kEmbeddingTensor &&
                          tensor.name != kHeadTensor && !IsRouter(tensor.name);
-  return quantised ? kFloat8 : spec.stored_dtype;
+  return quantised ? DType::kFloat8E4M3 : spec.stored_dtype;
 }
 
 class DeclaredWeights : public WeightSource {

@@ -10,9 +10,6 @@
 
 namespace heddle {
 
-// The type that stands for float8 in a list of tensors: one byte an element.
-inline constexpr DType kFloat8 = DType::kInt8;
-
 // Names, shapes and types alone, for layouts and costs; reading is Unimplemented. Matrices are of
 // the type that the config declares, those of the layers but the router in float8 where it has
 // block_fp8, or all in `matrices` if that is set; vectors are float32.

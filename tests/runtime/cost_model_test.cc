@@ -68,7 +68,7 @@ TEST(CostModel, CountsParameters) {
 }
 
 TEST(CostModel, TouchesEachExpertOnce) {
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   EXPECT_DOUBLE_EQ(v3.TouchedExperts(1), 8.0 / 256);
   EXPECT_NEAR(v3.TouchedExperts(2), 1 - std::pow(1 - 8.0 / 256, 2), 1e-12);
   EXPECT_NEAR(v3.TouchedExperts(10000), 1, 1e-9);
@@ -121,7 +121,7 @@ TEST(CostModel, Gpt3NeedsTwoHundredEightyEightGibibytes) {
 }
 
 TEST(CostModel, HeadsThatMakeAttentionComputeBound) {
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   struct Case {
     const char* device;
     double exact;
@@ -149,7 +149,7 @@ TEST(CostModel, HeadsThatMakeAttentionComputeBound) {
 }
 
 TEST(CostModel, BytesThatRanksReceive) {
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   const DeviceFigures h200 = Gpu("H200");
   const LayerTraffic replicated = TrafficOf(v3, h200, {.num_ranks = 8});
   EXPECT_DOUBLE_EQ(replicated.all_reduces, 2 * 25088);
@@ -191,16 +191,16 @@ TEST(CostModel, CeilingsOnH200) {
   const std::vector<CeilingRow> rows = {
       {"deepseek-v2-lite", DType::kBFloat16, 1, true, 1024, {973, 4990, 17519, 51957}},
       {"deepseek-v2-lite", DType::kBFloat16, 1, true, 8192, {931, 4051, 9659, 15222}},
-      {"deepseek-v3", kFloat8, 8, true, 1024, {1046, 2818, 7340, 27562}},
-      {"deepseek-v3", kFloat8, 8, true, 8192, {1029, 2701, 6595, 19352}},
-      {"deepseek-v3", kFloat8, 8, false, 1024, {1032, 2720, 6710, 20377}},
-      {"deepseek-v3", kFloat8, 8, false, 8192, {931, 2116, 3937, 6493}},
+      {"deepseek-v3", DType::kFloat8E4M3, 8, true, 1024, {1046, 2818, 7340, 27562}},
+      {"deepseek-v3", DType::kFloat8E4M3, 8, true, 8192, {1029, 2701, 6595, 19352}},
+      {"deepseek-v3", DType::kFloat8E4M3, 8, false, 1024, {1032, 2720, 6710, 20377}},
+      {"deepseek-v3", DType::kFloat8E4M3, 8, false, 8192, {931, 2116, 3937, 6493}},
       {"llama-3-8b", DType::kBFloat16, 1, true, 1024, {317, 7957, 19087, 23181}},
       {"llama-3-8b", DType::kBFloat16, 1, true, 8192, {298, 3111, 4030, 4186}},
       {"llama-2-70b", DType::kBFloat16, 8, true, 1024, {279, 8294, 27250, 38303}},
       {"llama-2-70b", DType::kBFloat16, 8, true, 8192, {274, 5502, 10218, 11458}},
-      {"llama-2-70b", kFloat8, 8, true, 1024, {556, 15466, 44018, 57410}},
-      {"llama-2-70b", kFloat8, 8, true, 8192, {538, 7948, 11921, 12725}},
+      {"llama-2-70b", DType::kFloat8E4M3, 8, true, 1024, {556, 15466, 44018, 57410}},
+      {"llama-2-70b", DType::kFloat8E4M3, 8, true, 8192, {538, 7948, 11921, 12725}},
   };
   const DeviceFigures h200 = Gpu("H200");
   for (const CeilingRow& row : rows) {
@@ -223,7 +223,7 @@ TEST(CostModel, CommunicationOfTensorParallelism) {
     std::vector<double> tokens_per_second;
   };
   const DeviceFigures h200 = Gpu("H200");
-  for (const Case& one : {Case{"deepseek-v3", kFloat8, {550, 2575, 6679, 22346}},
+  for (const Case& one : {Case{"deepseek-v3", DType::kFloat8E4M3, {550, 2575, 6679, 22346}},
                           Case{"llama-2-70b", DType::kBFloat16, {212, 6032, 17972, 25981}}}) {
     const ModelCosts costs = CostsIn(SpecOf(one.model), one.weights);
     for (size_t i = 0; i < 4; ++i) {
@@ -237,7 +237,7 @@ TEST(CostModel, CommunicationOfTensorParallelism) {
 }
 
 TEST(CostModel, PredictionsCountWhatCeilingsLeaveOut) {
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   const DeviceFigures h200 = Gpu("H200");
   const StepTime ceiling = CeilingStep(v3, h200, 8, /*kv_once=*/true, 64, 4096);
   const StepTime striped = PredictStep(v3, h200, {.num_ranks = 8, .num_stripes = 8}, 64, 4096);
@@ -271,7 +271,7 @@ TEST(CostModel, WindowsBoundWhatIsRead) {
 }
 
 TEST(CostModel, DataParallelAttention) {
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   const DeviceFigures h200 = Gpu("H200");
   const Placement dp = {.num_ranks = 8, .num_stripes = 1, .dp_attention = true};
   // Each rank attends for its own sequences, so that as many as there are ranks cost what one does.
@@ -298,7 +298,7 @@ TEST(CostModel, BatchThatIsBoundByArithmetic) {
       static_cast<double>(ComputeBoundBatch(CostsIn(SpecOf("llama-3-8b"), DType::kBFloat16), h200)),
       989.0 / 4.8, 1);
   // Experts: each of 256 meets but 8/256 of the tokens.
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   const int64_t batch = ComputeBoundBatch(v3, h200);
   const auto compute = [&](double rows) { return 2 * v3.ActiveParameters() * rows / 1979e12; };
   const auto read = [&](double rows) { return v3.ReadBytes(rows) / 4.8e12; };
@@ -309,7 +309,7 @@ TEST(CostModel, BatchThatIsBoundByArithmetic) {
 }
 
 TEST(CostModel, ContextsFromWhichStripesPay) {
-  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   const auto break_even = [&](const DeviceFigures& device, int64_t batch) {
     return BreakEvenContext(v3, device, {.num_ranks = 8, .num_stripes = 8}, {.num_ranks = 8}, batch)
         .value_or(-1);
@@ -385,7 +385,7 @@ class ChooseStripesTest : public ::testing::Test {
     return ChooseStripes(model_, device_, 8, options, load);
   }
 
-  ModelCosts model_ = CostsIn(SpecOf("deepseek-v3"), kFloat8);
+  ModelCosts model_ = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
   DeviceFigures device_ = Gpu("H200");
 };
 

@@ -8,12 +8,12 @@ Hugging Face's tokenizers with the vocabulary and merges of the GGUF file and Sm
 which transformers' GGUF reader does not know: digits stand alone before GPT-2's split.
 """
 
-import json
 import pathlib
 import sys
 
 import torch
 from gguf import GGUFReader
+from oracle import describe, perplexity, write_json
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
@@ -155,74 +155,6 @@ def read_tokenizer(path: pathlib.Path) -> Tokenizer:
     return tokenizer
 
 
-@torch.no_grad()
-def continue_greedily(model, token_ids: list) -> list:
-    """The tokens greedy decoding appends; an end of sequence does not end it."""
-    model.generation_config.eos_token_id = None
-    prompt = torch.tensor([token_ids])
-    output = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        max_new_tokens=CONTINUATION_TOKENS,
-    )
-    return output[0, len(token_ids) :].tolist()
-
-
-@torch.no_grad()
-def describe(model, key: str, text: str, token_ids: list) -> dict:
-    output = continue_greedily(model, token_ids)
-    # One pass over everything, without a cache, is what the figures are taken from.
-    logits = model(torch.tensor([token_ids + output]), use_cache=False).logits[0]
-    predicting = logits[len(token_ids) - 1 : -1]
-    best = predicting.topk(2).values
-    gaps = best[:, 0] - best[:, 1]
-    for position, (row, gap) in enumerate(zip(predicting, gaps)):
-        assert int(row.argmax()) == output[position] or gap < 1e-3, (key, position)
-    log_probs = logits.log_softmax(-1)[:-1].gather(
-        1, torch.tensor((token_ids + output)[1:])[:, None]
-    )
-    return {
-        "id": key,
-        "text": text,
-        "token_ids": token_ids,
-        "greedy_token_ids": output,
-        "greedy_top2_gaps": [round(float(gap), 4) for gap in gaps],
-        # Of each token but the first, given those before it.
-        "token_logprobs": [round(float(value), 4) for value in log_probs[:, 0]],
-    }
-
-
-@torch.no_grad()
-def perplexity(model, tokenizer: Tokenizer, text_file: str) -> dict:
-    """Of consecutive windows, each scored from its second token on, as `heddle score` does."""
-    text = (GOLDEN_DIR / text_file).read_text()
-    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
-    total, count = 0.0, 0
-    for begin in range(0, len(token_ids), PERPLEXITY_WINDOW):
-        window = torch.tensor(token_ids[begin : begin + PERPLEXITY_WINDOW])
-        logits = model(window[None], use_cache=False).logits[0, :-1]
-        total += float(logits.log_softmax(-1).gather(1, window[1:, None]).double().sum())
-        count += len(window) - 1
-    value = float(torch.tensor(-total / count, dtype=torch.float64).exp())
-    return {
-        "text_file": text_file,
-        "window": PERPLEXITY_WINDOW,
-        "num_tokens": len(token_ids),
-        "value": round(value, 4),
-    }
-
-
-def write_json(name: str, head: dict, list_key: str, rows: list) -> None:
-    """Writes the object {**head, list_key: rows} with a line for each row."""
-    lines = [json.dumps(row, ensure_ascii=True) for row in rows]
-    body = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in head.items())
-    text = (
-        "{" + body + (",\n" if head else "") + f'"{list_key}": [\n' + ",\n".join(lines) + "\n]}\n"
-    )
-    (GOLDEN_DIR / name).write_text(text)
-
-
 def main() -> None:
     path = pathlib.Path(sys.argv[1]).resolve()
     torch.set_num_threads(2)
@@ -245,7 +177,7 @@ def main() -> None:
                 "decoded": tokenizer.decode(ids, skip_special_tokens=False),
             }
         )
-    write_json("smollm2_tokenizer.json", {}, "strings", rows)
+    write_json(GOLDEN_DIR / "smollm2_tokenizer.json", {}, "strings", rows)
     print(len(rows), "strings")
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -253,14 +185,16 @@ def main() -> None:
     ).eval()
     prompts = []
     for key, text in PROMPTS.items():
-        prompts.append(describe(model, key, text, encode(text)))
+        prompts.append(describe(model, key, text, encode(text), CONTINUATION_TOKENS))
         print(key, repr(tokenizer.decode(prompts[-1]["greedy_token_ids"]))[:90], flush=True)
     gaps = [gap for prompt in prompts for gap in prompt["greedy_top2_gaps"]]
     clear = sum(gap >= 1e-3 for gap in gaps) / len(gaps)
     print(f"{len(prompts)} prompts, {clear:.2%} of positions have a clear winner")
-    head = {"perplexity": perplexity(model, tokenizer, "text/jargon.txt")}
+    text_file = "text/jargon.txt"
+    jargon = encode((GOLDEN_DIR / text_file).read_text())
+    head = {"perplexity": perplexity(model, jargon, text_file, PERPLEXITY_WINDOW)}
     print(head)
-    write_json("smollm2.json", head, "prompts", prompts)
+    write_json(GOLDEN_DIR / "smollm2.json", head, "prompts", prompts)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Trains the tiny MLA model: train.py TEXT STATE_DIR [--core-minutes M]
+"""Trains the tiny MLA model: train.py TEXT STATE_DIR [--core-minutes M] [--minutes M]
 
 TEXT is what fetch_text.sh wrote. STATE_DIR takes the tokenizer, the newest state (from which a run
 that was stopped goes on) and the best weights; publish.py makes the model directory of it. The
-schedule follows the processor time used, so that it does not matter what else the machine does.
+schedule follows the processor time used, so that it matters little what else the machine does;
+--minutes bounds the time by the clock besides, and the schedule ends by then.
 """
 
 import argparse
@@ -82,7 +83,7 @@ def save_whole(value, path: pathlib.Path) -> None:
 
 def rate(step: int, progress: float) -> float:
     """Of the full learning rate: a short rise, level, and down to zero."""
-    return min(1.0, (step + 1) / WARM_UP_STEPS, (1.0 - progress) / DECAY_SHARE)
+    return min(1.0, (step + 1) / WARM_UP_STEPS, (1 - progress) / DECAY_SHARE)
 
 
 def main() -> None:
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("state_dir", type=pathlib.Path)
     parser.add_argument("--core-minutes", type=float, default=150)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     arguments = parser.parse_args()
     state_dir = arguments.state_dir
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,8 @@ def main() -> None:
     optimizers = make_optimizers(model)
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     balance = LoadBalance(model)
-    used, step, best = 0.0, 0, math.inf  # processor seconds, ...
+    # Seconds of the processors and of the clock.
+    used, elapsed, step, best = 0.0, 0.0, 0, math.inf
     if (state_dir / "newest.pt").exists():
         state = torch.load(state_dir / "newest.pt")
         model.load_state_dict(state["model"])
@@ -116,9 +119,10 @@ def main() -> None:
             optimizer.load_state_dict(optimizer_state)
         rows.resume(state["rows"])
         torch.set_rng_state(state["rng"])
-        used, step, best = state["used"], state["step"], state["best"]
+        used, elapsed = state["used"], state["elapsed"]
+        step, best = state["step"], state["best"]
         print(f"going on at step {step}, core-minute {used / 60:.1f}", flush=True)
-    used_before = used - time.process_time()
+    used_before, begin = used - time.process_time(), time.monotonic() - elapsed
 
     def validate() -> None:
         nonlocal best
@@ -127,9 +131,9 @@ def main() -> None:
         model.train()
         balance.take()
         print(
-            f"step {step} core-minute {used / 60:.1f} epoch {rows.epoch} length {rows.length} "
-            f"loss {float(loss.detach()):.3f} least expert share {least_share:.3f} "
-            f"validation {value:.4f} bits/byte",
+            f"step {step} core-minute {used / 60:.1f} minute {elapsed / 60:.1f} "
+            f"epoch {rows.epoch} length {rows.length} loss {float(loss.detach()):.3f} "
+            f"least expert share {least_share:.3f} validation {value:.4f} bits/byte",
             flush=True,
         )
         if value < best:
@@ -144,16 +148,16 @@ def main() -> None:
             "rows": rows.state(),
             "rng": torch.get_rng_state(),
             "used": used,
+            "elapsed": elapsed,
             "step": step,
             "best": best,
         }
         save_whole(state, state_dir / "newest.pt")
 
     model.train()
-    budget = 60 * arguments.core_minutes
-    validated, saved = used, time.monotonic()
-    while used < budget:
-        progress = used / budget
+    validated, saved = used, elapsed
+    progress = max(used / 60 / arguments.core_minutes, elapsed / 60 / arguments.minutes)
+    while progress < 1:
         for optimizer, rates in zip(optimizers, full_rates):
             for group, full_rate in zip(optimizer.param_groups, rates):
                 group["lr"] = full_rate * rate(step, progress)
@@ -167,13 +171,14 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         step += 1
-        used = used_before + time.process_time()
-        if used - validated > CORE_SECONDS_BETWEEN_VALIDATIONS or used >= budget:
+        used, elapsed = used_before + time.process_time(), time.monotonic() - begin
+        progress = max(used / 60 / arguments.core_minutes, elapsed / 60 / arguments.minutes)
+        if used - validated > CORE_SECONDS_BETWEEN_VALIDATIONS or progress >= 1:
             validate()
             validated = used
-        if time.monotonic() - saved > SECONDS_BETWEEN_SAVES or used >= budget:
+        if elapsed - saved > SECONDS_BETWEEN_SAVES or progress >= 1:
             save()
-            saved = time.monotonic()
+            saved = elapsed
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class TensorSizes {
   TensorSizes(const ModelSpec& spec, const WeightSource& weights, std::optional<DType> requested)
       : weights_(weights),
         requested_(requested),
-        fp8_block_columns_(spec.block_fp8 ? spec.block_fp8->block_columns : 1) {}
+        fp8_block_columns_(spec.block_fp8 ? spec.block_fp8->block_columns : 0) {}
 
   DType DTypeOf(absl::string_view name) const { return StoredDType(Info(name).dtype, requested_); }
 
@@ -58,7 +58,8 @@ class TensorSizes {
   Range AllColumns(absl::string_view name) const { return {0, Info(name).shape[1]}; }
 
   int64_t BlockColumnsOf(DType dtype) const {
-    return dtype == DType::kFloat8E4M3 ? fp8_block_columns_ : BlockElements(dtype);
+    const bool scales_apart = dtype == DType::kFloat8E4M3 && fp8_block_columns_ > 0;
+    return scales_apart ? fp8_block_columns_ : BlockElements(dtype);
   }
 
   int64_t MatrixBytes(DType dtype, Range rows, Range cols, int64_t total_cols) const {
@@ -66,7 +67,7 @@ class TensorSizes {
     const Range stored = CoverWithBlocks(cols, block, total_cols).stored;
     const int64_t blocks = (stored.size() + block - 1) / block;
     // Each row holds the scales of its blocks.
-    if (dtype == DType::kFloat8E4M3) {
+    if (dtype == DType::kFloat8E4M3 && fp8_block_columns_ > 0) {
       return rows.size() * (cols.size() + blocks * static_cast<int64_t>(sizeof(float)));
     }
     return rows.size() * blocks * BlockBytes(dtype);
@@ -74,7 +75,7 @@ class TensorSizes {
 
   const WeightSource& weights_;
   const std::optional<DType> requested_;
-  const int64_t fp8_block_columns_;
+  const int64_t fp8_block_columns_;  // 0: scales are not counted
 };
 
 int64_t GqaBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,

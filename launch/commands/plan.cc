@@ -122,7 +122,9 @@ absl::StatusOr<Plan> MakePlan(const CommandLine& line) {
                                   plan.bare_config ? LoadFormat::kDummy : line.engine.load_format,
                                   line.engine.seed));
   if (plan.bare_config) checkpoint.weights = MakeDeclaredWeights(checkpoint.spec);
-  const ModelSpec spec = std::move(checkpoint.spec);
+  // Layouts know float8 by the types of the tensors; its scales, 4 bytes in 16,384, are left out.
+  ModelSpec spec = std::move(checkpoint.spec);
+  spec.block_fp8.reset();
   plan.model_path = line.engine.model;
   ASSIGN_OR_RETURN(plan.layout, LayoutOptionsOf(line, spec));
   ASSIGN_OR_RETURN(plan.device, FindDevice(line.plan.device_type, plan.layout.num_ranks));

@@ -185,6 +185,26 @@ class GenerateTest(ProgramTest):
                                        "--decode-context-parallel-size", 2, model="gqa-odd"),
                          expected)
 
+    def test_the_tiny_model_says_what_transformers_says(self):
+        """Greedy texts of configs/models/tiny-mla: alone, and on ranks that stripe its latents."""
+        root = os.path.join(models, "..", "..", "..")
+        with open(os.path.join(root, "tests", "golden", "tiny_mla", "greedy.json")) as file:
+            prompts = json.load(file)["prompts"]
+        rows = [{"id": prompt["id"], "prompt_token_ids": prompt["token_ids"],
+                 "max_tokens": len(prompt["greedy_token_ids"])} for prompt in prompts]
+        tiny = os.path.join(root, "configs", "models", "tiny-mla")
+        for num_ranks, flags in ((ALONE, []), (2, ["--decode-context-parallel-size", 2]),
+                                 (3, ["--enable-expert-parallel"])):
+            lines = self.generate(num_ranks, rows, "--ignore-eos", *flags, model=tiny)
+            compared = 0
+            for prompt, line in zip(prompts, lines, strict=True):
+                expected, gaps = prompt["greedy_token_ids"], prompt["greedy_top2_gaps"]
+                # Past a choice that rounding decides the texts may differ.
+                clear = next((i for i, gap in enumerate(gaps) if gap < 1e-3), len(gaps))
+                self.assertEqual(line["token_ids"][:clear], expected[:clear])
+                compared += clear
+            self.assertGreater(compared, 0.8 * sum(row["max_tokens"] for row in rows))
+
     def test_ranks_without_heads_run(self):
         for model, num_ranks in (("mqa", 5), ("gqa-a", 12)):
             with self.subTest(model=model):
@@ -446,7 +466,7 @@ class PlanTest(ProgramTest):
             self.assertEqual(placement["heads_per_read"], 16 * placement["stripes"])
         self.assertAlmostEqual(striped[0]["weight_bytes"] / 85.6e9, 1, 1)
         self.assertGreater(dp["weight_bytes"], striped[0]["weight_bytes"])
-        self.assertGreater(dp["capacity_tokens"], 6 * one_copy)
+        self.assertGreater(dp["capacity_tokens"], 5.9 * one_copy)
         for placement in found["placements"]:
             for step, ceiling in zip(placement["steps"], found["ceilings"], strict=True):
                 parts = [step[f"{part}_seconds"]

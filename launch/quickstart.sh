@@ -18,18 +18,20 @@ show() {
   "$@"
 }
 
+tiny=configs/models/tiny-mla
 if fetch_smollm2; then
   show mpirun -np 2 build/heddle generate --model "$HEDDLE_SMOLLM2" --max-tokens 48 --temperature 0 \
       --prompt "A loom is a machine that" --prompt "The capital of France is"
   show mpirun -np 2 build/heddle bench throughput --model "$HEDDLE_SMOLLM2" \
       --num-prompts 8 --input-len 64 --output-len 32
 else
-  echo "Going on with a small model of random weights: its text means nothing."
-  dummy=(--model configs/models/tiny-gqa --load-format dummy --seed 1)
-  prompts=build/quickstart-prompts.jsonl
-  printf '{"id":"%s","prompt_token_ids":[%s]}\n' a 1,2,3,4 b 5,6,7,8,9 >$prompts
-  show mpirun -np 2 build/heddle generate "${dummy[@]}" --max-tokens 16 --temperature 0 \
-      --prompt-file $prompts
-  show mpirun -np 2 build/heddle bench throughput "${dummy[@]}" \
+  echo "Going on with $tiny alone: it knows one book."
+  show mpirun -np 2 build/heddle bench throughput --model $tiny \
       --num-prompts 8 --input-len 64 --output-len 32
 fi
+
+# Latent attention and experts: each rank keeps half of the latents' pages.
+show mpirun -np 2 build/heddle generate --model $tiny --decode-context-parallel-size 2 \
+    --max-tokens 48 --temperature 0.7 --top-p 0.9 --seed 1 \
+    --prompt "And it came to pass" --prompt "In the beginning"
+show build/heddle inspect --model $tiny --tensor-parallel-size 2 --decode-context-parallel-size 2

@@ -230,10 +230,27 @@ TEST_F(EngineMatrix, PairsOfStripedSettings) {
 
 class NightlyEngineMatrix : public EngineMatrix {};
 
-TEST_F(NightlyEngineMatrix, AllDeepSeekSettings) {
-  for (const std::vector<size_t>& row : FullProduct(kDeepSeekSizes)) {
-    Check(DeepSeekSettingOf(row));
+// Every grid of up to 8 ranks, with everything else that decides where a latent or an expert is.
+TEST_F(NightlyEngineMatrix, AllDeepSeekPlacements) {
+  for (const std::string model : {"mla-v3", "mla-lite"}) {
+    for (const int num_ranks : kDeepSeekRanks) {
+      for (const std::vector<size_t>& row :
+           FullProduct({static_cast<size_t>(num_ranks), kDeepSeekPageSizes.size(), 2, 2, 2})) {
+        Setting setting;
+        setting.model = model;
+        setting.num_ranks = num_ranks;
+        setting.num_stripes = static_cast<int>(row[0]) + 1;
+        if (num_ranks % setting.num_stripes != 0) continue;
+        setting.page_size = kDeepSeekPageSizes[row[1]];
+        setting.prefix_caching = row[2] == 0;
+        setting.small_pool = row[3] == 1;
+        setting.expert_parallel = row[4] == 1;
+        Check(setting);
+      }
+    }
   }
+  EXPECT_GT(num_preemptions_, 0);
+  EXPECT_GT(num_cached_tokens_, 0);
 }
 
 TEST_F(NightlyEngineMatrix, AllSettings) {

@@ -219,7 +219,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> MapWeights(const ModelSpec& spec,
     const StoredTensor& stored = it->second.stored;
     CheckTensor(spec, expected, stored, problems);
     infos.push_back({expected.name, stored.dtype.value_or(DType::kFloat32), expected.shape});
-    TensorSpan& span = spans.emplace_back(std::move(it->second), std::nullopt);
+    TensorSpan& span = spans.emplace_back(TensorSpan{std::move(it->second), std::nullopt});
     by_name.erase(it);
     if (NeedsScales(spec, span.tensor.stored)) {
       span.scales = TakeScales(*spec.block_fp8, span.tensor.stored, by_name, problems);

@@ -47,17 +47,23 @@ const std::vector<int64_t> kPageSizes = {16, 1, 3, 64, 128};
 const std::vector<size_t> kSizes = {
     kModels.size(), kRanks.size(), kBatches.size(), 2, kChunks.size(), kPageSizes.size(), 2, 2};
 
-Setting SettingOf(const std::vector<size_t>& row) {
+// The settings that every model has.
+Setting CommonSettingOf(const std::vector<size_t>& row, const std::vector<std::string>& models,
+                        const std::vector<int>& ranks, const std::vector<int64_t>& page_sizes) {
   Setting setting;
-  setting.model = kModels[row[0]];
-  setting.num_ranks = kRanks[row[1]];
+  setting.model = models[row[0]];
+  setting.num_ranks = ranks[row[1]];
   setting.batch = kBatches[row[2]];
   setting.prefix_caching = row[3] == 0;
   setting.chunk = kChunks[row[4]];
-  setting.page_size = kPageSizes[row[5]];
+  setting.page_size = page_sizes[row[5]];
   setting.small_pool = row[6] == 1;
   setting.stream_mode = row[7] == 0 ? CpuStreamMode::kImmediate : CpuStreamMode::kDeferred;
   return setting;
+}
+
+Setting SettingOf(const std::vector<size_t>& row) {
+  return CommonSettingOf(row, kModels, kRanks, kPageSizes);
 }
 
 // Models with latent attention, experts or both; ranks above their heads and experts.
@@ -78,15 +84,7 @@ const std::vector<size_t> kDeepSeekSizes = {kDeepSeekModels.size(),
                                             2};
 
 Setting DeepSeekSettingOf(const std::vector<size_t>& row) {
-  Setting setting;
-  setting.model = kDeepSeekModels[row[0]];
-  setting.num_ranks = kDeepSeekRanks[row[1]];
-  setting.batch = kBatches[row[2]];
-  setting.prefix_caching = row[3] == 0;
-  setting.chunk = kChunks[row[4]];
-  setting.page_size = kDeepSeekPageSizes[row[5]];
-  setting.small_pool = row[6] == 1;
-  setting.stream_mode = row[7] == 0 ? CpuStreamMode::kImmediate : CpuStreamMode::kDeferred;
+  Setting setting = CommonSettingOf(row, kDeepSeekModels, kDeepSeekRanks, kDeepSeekPageSizes);
   setting.expert_parallel = row[8] == 1;
   setting.mla_piece_tokens = row[9] == 0 ? 0 : 64;
   return setting;

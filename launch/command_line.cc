@@ -11,8 +11,10 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
 #include "launch/version.h"
 #include "yaml-cpp/yaml.h"
@@ -31,6 +33,8 @@ struct RawFlags {
   std::string num_stripes = "auto";
   std::string stop_token_ids;
   std::string batch_sizes;
+  std::string sweep_batch_sizes;
+  std::string sweep_input_lens;
   std::string plan_batch_sizes;
   std::string context_lens;
   std::string config;
@@ -157,7 +161,7 @@ class Parser {
     }
     if (arguments.empty()) {
       return "no command given; commands are generate, score, bench throughput, bench latency, "
-             "inspect, plan and doctor";
+             "bench batch, inspect, plan and doctor";
     }
     return error.what();
   }
@@ -331,7 +335,8 @@ class Parser {
   }
 
   void AddBench() {
-    CLI::App* bench = app_.add_subcommand("bench", "Measure throughput or latency");
+    CLI::App* bench =
+        app_.add_subcommand("bench", "Measure throughput, latency or decoding of many batches");
     bench->require_subcommand(1);
     const auto add = [&](const char* name, const char* help) {
       CLI::App* app = bench->add_subcommand(name, help);
@@ -351,6 +356,34 @@ class Parser {
     latency_->add_option("--batch-size", raw_.batch_sizes, "Sequences a batch: 1,8,64 (8)");
     AddCount(latency_, "--num-iters", line_.bench.num_iters, "Measured runs (5)");
     AddCount(latency_, "--num-iters-warmup", line_.bench.num_iters_warmup, "Runs before them (1)");
+    AddBenchBatch(bench);
+  }
+
+  void AddBenchBatch(CLI::App* bench) {
+    BenchBatchFlags& flags = line_.bench_batch;
+    CLI::App* app = bench->add_subcommand(
+        "batch",
+        "Decode steps of every batch size, prompt length and placement of the cache, beside what "
+        "this machine can do and what the cost model predicts");
+    batch_ = app;
+    AddEngine(app);
+    // By default as many as the largest batch, and a list.
+    max_num_seqs_ = app->get_option("--max-num-seqs");
+    max_num_seqs_->description("Most sequences in a step; the largest --batch-size by default");
+    app->get_option("--decode-context-parallel-size")
+        ->description("Stripes of the cache, in turn: 1,2,4; auto may be among them (auto)");
+    app->get_option("--max-model-len")
+        ->description("Longest prompt + output; what the sweep needs by default");
+    app->add_option("--batch-size", raw_.sweep_batch_sizes,
+                    "Sequences of a decode step: 1,8,64 (1,8,32)");
+    app->add_option("--input-len", raw_.sweep_input_lens,
+                    "Tokens of each prompt, cached before the steps: 128,4K (128,1024)");
+    AddCount(app, "--num-iters", flags.num_iters, "Measured decode steps of a cell (16)");
+    AddCount(app, "--num-iters-warmup", flags.num_iters_warmup, "Steps before them (2)");
+    app->add_option("--output-json", flags.output_json,
+                    "File for the figures; the README says what its keys mean");
+    app->add_option("--plot", flags.plot,
+                    "File for a chart of tokens/s over batch sizes: .svg or .html");
   }
 
   void AddInspect() {
@@ -414,6 +447,15 @@ class Parser {
     return absl::OkStatus();
   }
 
+  // Nothing for "auto".
+  static absl::StatusOr<std::optional<int64_t>> ParseStripes(absl::string_view text) {
+    if (text == "auto") return std::optional<int64_t>();
+    int64_t count = 0;
+    if (absl::SimpleAtoi(text, &count) && count >= 1) return std::optional<int64_t>(count);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--decode-context-parallel-size: \"", text, "\" is neither auto nor a count"));
+  }
+
   absl::Status Convert() {
     EngineConfig& engine = line_.engine;
     const std::vector<std::pair<std::string, std::optional<DType>>> dtypes = {
@@ -433,14 +475,13 @@ class Parser {
         "--device", raw_.device,
         {{"auto", DeviceKind::kCpu}, {"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}},
         engine.device));
-    if (raw_.num_stripes != "auto") {
-      int64_t num_stripes = 0;
-      if (!absl::SimpleAtoi(raw_.num_stripes, &num_stripes) || num_stripes < 1) {
-        return absl::InvalidArgumentError(absl::StrCat("--decode-context-parallel-size: \"",
-                                                       raw_.num_stripes,
-                                                       "\" is neither auto nor a count"));
+    if (batch_->parsed()) {
+      line_.bench_batch.num_stripes.clear();
+      for (const absl::string_view part : absl::StrSplit(raw_.num_stripes, ',')) {
+        ASSIGN_OR_RETURN(line_.bench_batch.num_stripes.emplace_back(), ParseStripes(part));
       }
-      engine.num_stripes = num_stripes;
+    } else {
+      ASSIGN_OR_RETURN(engine.num_stripes, ParseStripes(raw_.num_stripes));
     }
     RETURN_IF_ERROR(Choose<bool>("--activation-dtype", raw_.activation_dtype,
                                  {{"auto", true}, {"float32", false}}, engine.int8_activations));
@@ -455,6 +496,12 @@ class Parser {
     RETURN_IF_ERROR(
         ParseList("--stop-token-ids", raw_.stop_token_ids, line_.sampling.stop_token_ids));
     RETURN_IF_ERROR(ParseList("--batch-size", raw_.batch_sizes, line_.bench.batch_sizes));
+    BenchBatchFlags& sweep = line_.bench_batch;
+    RETURN_IF_ERROR(ParseList("--batch-size", raw_.sweep_batch_sizes, sweep.batch_sizes));
+    RETURN_IF_ERROR(ParseList("--input-len", raw_.sweep_input_lens, sweep.input_lens));
+    if (batch_->parsed() && max_num_seqs_->count() == 0) {
+      engine.max_num_seqs = *std::max_element(sweep.batch_sizes.begin(), sweep.batch_sizes.end());
+    }
     if (raw_.max_tokens == "none") {
       line_.sampling.max_tokens.reset();
     } else if (!raw_.max_tokens.empty()) {
@@ -486,6 +533,8 @@ class Parser {
       line_.command = Command::kBenchThroughput;
     } else if (latency_->parsed()) {
       line_.command = Command::kBenchLatency;
+    } else if (batch_->parsed()) {
+      line_.command = Command::kBenchBatch;
     } else if (inspect_->parsed()) {
       line_.command = Command::kInspect;
     } else if (plan_->parsed()) {
@@ -503,9 +552,11 @@ class Parser {
   CLI::App* score_ = nullptr;
   CLI::App* throughput_ = nullptr;
   CLI::App* latency_ = nullptr;
+  CLI::App* batch_ = nullptr;
   CLI::App* inspect_ = nullptr;
   CLI::App* plan_ = nullptr;
   CLI::App* doctor_ = nullptr;
+  CLI::Option* max_num_seqs_ = nullptr;  // of bench batch
   CLI::Option* temperature_ = nullptr;
   CLI::Option* top_k_ = nullptr;
   CLI::Option* top_p_ = nullptr;

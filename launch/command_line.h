@@ -12,7 +12,16 @@
 
 namespace heddle {
 
-enum class Command { kGenerate, kScore, kBenchThroughput, kBenchLatency, kInspect, kPlan, kDoctor };
+enum class Command {
+  kGenerate,
+  kScore,
+  kBenchThroughput,
+  kBenchLatency,
+  kBenchBatch,
+  kInspect,
+  kPlan,
+  kDoctor
+};
 
 struct ParallelFlags {
   std::optional<int64_t> tensor_parallel_size;  // the world's size if unset
@@ -51,6 +60,18 @@ struct BenchFlags {
   std::string output_json;
 };
 
+// Cells of a sweep: every placement, with every prompt length, with every batch.
+struct BenchBatchFlags {
+  std::vector<int64_t> batch_sizes = {1, 8, 32};
+  std::vector<int64_t> input_lens = {128, 1024};
+  // Stripes of the cache; nullopt: as the engine chooses.
+  std::vector<std::optional<int64_t>> num_stripes = {std::nullopt};
+  int64_t num_iters = 16;  // decode steps, as is the next
+  int64_t num_iters_warmup = 2;
+  std::string output_json;
+  std::string plot;  // .svg or .html
+};
+
 // What a machine and a load are taken to be, by commands that need no ranks.
 struct PlanFlags {
   std::string device_type = "cpu";      // of device_table.h
@@ -67,6 +88,7 @@ struct CommandLine {
   GenerateFlags generate;
   ScoreFlags score;
   BenchFlags bench;
+  BenchBatchFlags bench_batch;
   PlanFlags plan;
   std::string output_format = "text";  // of inspect and plan: "text", or "json" for one object
 };

@@ -38,6 +38,7 @@ absl::Status CheckParallelFlags(const ParallelFlags& flags, int world_size) {
 
 absl::StatusOr<EngineCommand> PrepareCommand(const CommandLine& line, const RankInfo& self) {
   RETURN_IF_ERROR(CheckParallelFlags(line.parallel, self.size));
+  if (line.command == Command::kBenchBatch) return PrepareBenchBatch(line, self);
   if (self.rank != 0) {
     return [&line](World& world) -> absl::StatusOr<int> {
       RETURN_IF_ERROR(ServeRank(line.engine, world));

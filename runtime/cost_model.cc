@@ -102,22 +102,31 @@ class LinearTime {
   // `share` of the group is on this rank and meets `rows` tokens.
   void Add(const WeightGroup& group, double share, double rows) {
     bytes_ += share * group.bytes;
-    compute_ += share * rows * RowSeconds(group, device_);
+    Multiply(group, share * rows);
   }
   // `read` and `met` are the shares of the experts that this rank reads in a step, and that each of
   // `rows` tokens meets here.
   void AddExperts(const WeightGroup& experts, double read, double met, double rows) {
     bytes_ += read * experts.bytes;
-    compute_ += met * rows * RowSeconds(experts, device_);
+    Multiply(experts, met * rows);
   }
+
+  double bytes() const { return bytes_; }
+  double operations() const { return operations_; }
 
   double reading() const { return bytes_ / device_.read_bytes_per_second; }
   double computing() const { return compute_; }
   double seconds() const { return std::max(reading(), computing()); }
 
  private:
+  void Multiply(const WeightGroup& group, double rows) {
+    operations_ += 2 * rows * group.parameters;
+    compute_ += rows * RowSeconds(group, device_);
+  }
+
   const DeviceFigures& device_;
   double bytes_ = 0;
+  double operations_ = 0;
   double compute_ = 0;
 };
 
@@ -229,11 +238,10 @@ double DpCommunication(const ModelCosts& model, const DeviceFigures& device,
   return seconds;
 }
 
-StepTime TensorParallelStep(const ModelCosts& model, const DeviceFigures& device,
-                            const Placement& placement, int64_t batch, int64_t context) {
-  const KvGrid grid = GridOf(model.spec, placement);
-  const auto rows = static_cast<double>(batch);
-  const double share = 1.0 / placement.num_ranks;
+// Of one rank.
+LinearTime TensorParallelLinear(const ModelCosts& model, const DeviceFigures& device,
+                                const KvGrid& grid, double rows) {
+  const double share = 1.0 / grid.num_ranks();
   double kv_copies = 0;
   for (int rank = 0; rank < grid.num_ranks(); ++rank) {
     kv_copies += static_cast<double>(grid.rank(rank).kv_heads.size());
@@ -249,15 +257,23 @@ StepTime TensorParallelStep(const ModelCosts& model, const DeviceFigures& device
   }
   linear.AddExperts(model.experts, share * model.TouchedExperts(rows),
                     share * ChosenExperts(model.spec), rows);
-  return {.linear = linear.seconds(),
+  return linear;
+}
+
+StepTime TensorParallelStep(const ModelCosts& model, const DeviceFigures& device,
+                            const Placement& placement, int64_t batch, int64_t context) {
+  const KvGrid grid = GridOf(model.spec, placement);
+  const auto rows = static_cast<double>(batch);
+  return {.linear = TensorParallelLinear(model, device, grid, rows).seconds(),
           .attention = TensorParallelAttention(model, device, grid,
                                                rows * VisibleTokens(model.spec, context)),
           .communication = TensorParallelCommunication(model, device, placement, rows),
           .all_to_all = false};
 }
 
-StepTime DpStep(const ModelCosts& model, const DeviceFigures& device, const Placement& placement,
-                int64_t batch, int64_t context, bool all_to_all) {
+// Of one rank.
+LinearTime DpLinear(const ModelCosts& model, const DeviceFigures& device,
+                    const Placement& placement, int64_t batch, bool all_to_all) {
   const auto rows = static_cast<double>(batch);
   const double own = OwnSequences(placement, batch);
   const double share = 1.0 / placement.num_ranks;
@@ -271,11 +287,18 @@ StepTime DpStep(const ModelCosts& model, const DeviceFigures& device, const Plac
   linear.Add(model.shared_experts, all_to_all ? 1 : share, all_to_all ? own : rows);
   linear.AddExperts(model.experts, share * model.TouchedExperts(rows),
                     share * ChosenExperts(model.spec), rows);
+  return linear;
+}
+
+StepTime DpStep(const ModelCosts& model, const DeviceFigures& device, const Placement& placement,
+                int64_t batch, int64_t context, bool all_to_all) {
+  const double own = OwnSequences(placement, batch);
   const AttentionWork work = WorkOf(model, static_cast<double>(model.spec.total_query_heads),
                                     static_cast<double>(model.spec.total_kv_heads));
-  return {.linear = linear.seconds(),
+  return {.linear = DpLinear(model, device, placement, batch, all_to_all).seconds(),
           .attention = AttentionSeconds(work, own * VisibleTokens(model.spec, context), device),
-          .communication = DpCommunication(model, device, placement, rows, all_to_all),
+          .communication =
+              DpCommunication(model, device, placement, static_cast<double>(batch), all_to_all),
           .all_to_all = all_to_all};
 }
 
@@ -433,6 +456,38 @@ StepTime PredictStep(const ModelCosts& model, const DeviceFigures& device,
   if (!model.spec.moe.has_value()) return gathered;
   const StepTime routed = DpStep(model, device, placement, batch, context, /*all_to_all=*/true);
   return routed.total() < gathered.total() ? routed : gathered;
+}
+
+StepWork WorkOfStep(const ModelCosts& model, const DeviceFigures& device,
+                    const Placement& placement, int64_t batch, int64_t context) {
+  const double visible = VisibleTokens(model.spec, context);
+  if (placement.dp_attention) {
+    const bool all_to_all = PredictStep(model, device, placement, batch, context).all_to_all;
+    const LinearTime linear = DpLinear(model, device, placement, batch, all_to_all);
+    const AttentionWork one = WorkOf(model, static_cast<double>(model.spec.total_query_heads),
+                                     static_cast<double>(model.spec.total_kv_heads));
+    const double own = OwnSequences(placement, batch) * visible;
+    return {.weight_bytes = linear.bytes(),
+            .kv_bytes = own * one.bytes,
+            .kv_bytes_of_all = static_cast<double>(batch) * visible * one.bytes,
+            .operations = linear.operations() + own * one.operations};
+  }
+  const KvGrid grid = GridOf(model.spec, placement);
+  const auto rows = static_cast<double>(batch);
+  const LinearTime linear = TensorParallelLinear(model, device, grid, rows);
+  const double stored = rows * visible / grid.num_stripes();
+  StepWork work = {.weight_bytes = linear.bytes()};
+  double attention_operations = 0;
+  for (int rank = 0; rank < grid.num_ranks(); ++rank) {
+    const KvGridRank& heads = grid.rank(rank);
+    const AttentionWork one = WorkOf(model, static_cast<double>(heads.group_query_heads.size()),
+                                     static_cast<double>(heads.kv_heads.size()));
+    work.kv_bytes = std::max(work.kv_bytes, stored * one.bytes);
+    work.kv_bytes_of_all += stored * one.bytes;
+    attention_operations = std::max(attention_operations, stored * one.operations);
+  }
+  work.operations = linear.operations() + attention_operations;
+  return work;
 }
 
 StepTime CeilingStep(const ModelCosts& model, const DeviceFigures& device, int num_ranks,

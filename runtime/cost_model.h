@@ -119,7 +119,17 @@ struct StepTime {
 StepTime PredictStep(const ModelCosts& model, const DeviceFigures& device,
                      const Placement& placement, int64_t batch, int64_t context);
 
-// The same if nothing had to be sent, no weight were held twice and all were dealt evenly: what no
+// What the busiest rank reads and computes in that step: what its time is predicted from.
+struct StepWork {
+  double weight_bytes = 0;     // of experts, those that some token is expected to choose
+  double kv_bytes = 0;         // of the cache
+  double kv_bytes_of_all = 0;  // the same, of all ranks together
+  double operations = 0;       // a multiply-add is two
+};
+StepWork WorkOfStep(const ModelCosts& model, const DeviceFigures& device,
+                    const Placement& placement, int64_t batch, int64_t context);
+
+// The time if nothing had to be sent, no weight were held twice and all were dealt evenly: what no
 // placement beats. `kv_once`: a token is read by one rank; else by all, as MLA without stripes
 // does.
 StepTime CeilingStep(const ModelCosts& model, const DeviceFigures& device, int num_ranks,

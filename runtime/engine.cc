@@ -298,6 +298,7 @@ class Engine::Impl {
 
   EngineStats WithSizes(EngineStats stats) const {
     stats.total_kv_pages = limits_.num_pages;
+    stats.num_stripes = limits_.num_stripes;
     stats.kv_bytes_per_token = worker_->layout().kv.bytes_per_token();
     stats.weight_bytes = worker_->layout().weight_bytes;
     return stats;

@@ -21,6 +21,7 @@ struct EngineStats {
   double kv_waste = 0;         // empty share of the pages that hold a token, mean over the steps
   double kv_usage_peak = 0;    // most live pages / all pages
   int64_t total_kv_pages = 0;  // per rank
+  int64_t num_stripes = 1;     // of the cache
   int64_t kv_bytes_per_token = 0;  // of rank 0
   int64_t weight_bytes = 0;        // of rank 0
   int64_t kv_tokens_read = 0;      // stored tokens that decode rows attended to, summed

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -12,14 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "launch/commands/bench_figures.h"
 #include "launch/commands/collector.h"
 #include "launch/commands/commands.h"
 #include "launch/commands/progress.h"
 #include "launch/commands/result_file.h"
-#include "launch/version.h"
 #include "nlohmann/json.hpp"
 #include "runtime/engine.h"
 #include "runtime/random_seed.h"
@@ -33,30 +30,11 @@ double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double Mean(const std::vector<double>& values) {
-  if (values.empty()) return 0.0;
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-// Linear between the two nearest ranks, as numpy's default.
-double Percentile(std::vector<double> values, double percent) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  const double rank = percent / 100.0 * static_cast<double>(values.size() - 1);
-  const auto low = static_cast<size_t>(rank);
-  const size_t high = std::min(low + 1, values.size() - 1);
-  return values[low] + (rank - static_cast<double>(low)) * (values[high] - values[low]);
-}
-
 // A request of random tokens that runs to its full length.
 Request RandomRequest(int64_t input_len, int64_t output_len, int64_t vocab_size,
                       std::mt19937_64& random) {
   Request request;
-  std::vector<int32_t>& prompt = request.prompt.emplace<std::vector<int32_t>>();
-  // As vLLM: ids below 10,000, away from the special tokens at the end of most vocabularies.
-  std::uniform_int_distribution<int32_t> token(
-      0, static_cast<int32_t>(std::min<int64_t>(vocab_size, 10'000)) - 1);
-  for (int64_t i = 0; i < input_len; ++i) prompt.push_back(token(random));
+  request.prompt = RandomTokens(input_len, vocab_size, random);
   request.params.max_tokens = output_len;
   request.params.ignore_eos = true;
   request.params.temperature = 1.0;
@@ -130,16 +108,6 @@ class BenchEngine {
   std::unique_ptr<Engine> engine_;  // last: its thread uses the rest
 };
 
-Json Header(const CommandLine& line, const World& world) {
-  return {{"date", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())},
-          {"version", kHeddleVersion},
-          {"model", line.engine.model},
-          {"world_size", world.self.size},
-          {"tp", world.self.size},
-          {"num_nodes", world.self.num_nodes},
-          {"hw", "cpu"}};
-}
-
 // `seconds`: of the runs that `stats` covers.
 void AddEngineFigures(const EngineStats& stats, double seconds, Json& json) {
   const double steps = static_cast<double>(std::max<int64_t>(stats.num_steps, 1));
@@ -162,13 +130,6 @@ void AddEngineFigures(const EngineStats& stats, double seconds, Json& json) {
       stats.step_seconds > 0 ? bytes / stats.step_seconds / 1e9 : 0.0;
 }
 
-absl::Status WriteJson(const std::string& path, const Json& json) {
-  if (path.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::unique_ptr<ResultFile> file, ResultFile::Open(path));
-  file->WriteLine(json.dump(2));
-  return file->Close();
-}
-
 absl::Status CheckLengths(const CommandLine& line) {
   const BenchFlags& bench = line.bench;
   if (bench.input_len_min > bench.input_len || bench.output_len_min > bench.output_len) {
@@ -178,7 +139,7 @@ absl::Status CheckLengths(const CommandLine& line) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> BenchThroughput(const CommandLine& line, World& world) {
+absl::StatusOr<int> BenchThroughput(const CommandLine& line, ResultFile* results, World& world) {
   const BenchFlags& flags = line.bench;
   ASSIGN_OR_RETURN(const std::unique_ptr<BenchEngine> bench,
                    BenchEngine::Start(line.engine, world));
@@ -204,7 +165,7 @@ absl::StatusOr<int> BenchThroughput(const CommandLine& line, World& world) {
 
   const int64_t completed = flags.num_prompts - run.num_failed;
   const int64_t total_tokens = run.num_prompt_tokens + run.num_output_tokens;
-  Json json = Header(line, world);
+  Json json = BenchHead(line, world.self);
   json["num_warmup_requests"] = warmup.size();
   json["elapsed_time"] = run.seconds;
   json["num_requests"] = completed;
@@ -230,11 +191,11 @@ absl::StatusOr<int> BenchThroughput(const CommandLine& line, World& world) {
               json["mean_batch"].get<double>(), json["steps"].get<long long>(),
               json["preemptions"].get<long long>(), 100 * json["kv_waste"].get<double>(),
               static_cast<long long>(run.num_failed));
-  RETURN_IF_ERROR(WriteJson(flags.output_json, json));
+  RETURN_IF_ERROR(WriteJson(json, results));
   return run.num_failed == 0 ? kExitOk : kExitFailure;
 }
 
-absl::StatusOr<int> BenchLatency(const CommandLine& line, World& world) {
+absl::StatusOr<int> BenchLatency(const CommandLine& line, ResultFile* file, World& world) {
   const BenchFlags& flags = line.bench;
   ASSIGN_OR_RETURN(const std::unique_ptr<BenchEngine> bench,
                    BenchEngine::Start(line.engine, world));
@@ -259,7 +220,7 @@ absl::StatusOr<int> BenchLatency(const CommandLine& line, World& world) {
                                      run.first_token_seconds.end());
       all.token_gaps.insert(all.token_gaps.end(), run.token_gaps.begin(), run.token_gaps.end());
     }
-    Json json = Header(line, world);
+    Json json = BenchHead(line, world.self);
     json["batch_size"] = batch_size;
     json["input_len"] = flags.input_len;
     json["output_len"] = flags.output_len;
@@ -286,33 +247,30 @@ absl::StatusOr<int> BenchLatency(const CommandLine& line, World& world) {
     std::fflush(stdout);
     results.push_back(std::move(json));
   }
-  RETURN_IF_ERROR(WriteJson(flags.output_json, results.size() == 1 ? results.front() : results));
+  RETURN_IF_ERROR(WriteJson(results.size() == 1 ? results.front() : results, file));
   return num_failed == 0 ? kExitOk : kExitFailure;
-}
-
-absl::Status Positive(const char* flag, int64_t value) {
-  if (value >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(flag, ": expected at least 1, found ", value));
 }
 
 }  // namespace
 
 absl::StatusOr<EngineCommand> PrepareBenchThroughput(const CommandLine& line) {
-  RETURN_IF_ERROR(Positive("--input-len", line.bench.input_len));
-  RETURN_IF_ERROR(Positive("--output-len", line.bench.output_len));
-  RETURN_IF_ERROR(Positive("--num-prompts", line.bench.num_prompts));
+  RETURN_IF_ERROR(CheckPositive("--input-len", line.bench.input_len));
+  RETURN_IF_ERROR(CheckPositive("--output-len", line.bench.output_len));
+  RETURN_IF_ERROR(CheckPositive("--num-prompts", line.bench.num_prompts));
   RETURN_IF_ERROR(CheckLengths(line));
-  return [line](World& world) { return BenchThroughput(line, world); };
+  ASSIGN_OR_RETURN(const std::shared_ptr<ResultFile> results, OpenResult(line.bench.output_json));
+  return [line, results](World& world) { return BenchThroughput(line, results.get(), world); };
 }
 
 absl::StatusOr<EngineCommand> PrepareBenchLatency(const CommandLine& line) {
-  RETURN_IF_ERROR(Positive("--input-len", line.bench.input_len));
-  RETURN_IF_ERROR(Positive("--output-len", line.bench.output_len));
-  RETURN_IF_ERROR(Positive("--num-iters", line.bench.num_iters));
+  RETURN_IF_ERROR(CheckPositive("--input-len", line.bench.input_len));
+  RETURN_IF_ERROR(CheckPositive("--output-len", line.bench.output_len));
+  RETURN_IF_ERROR(CheckPositive("--num-iters", line.bench.num_iters));
   for (const int64_t batch_size : line.bench.batch_sizes) {
-    RETURN_IF_ERROR(Positive("--batch-size", batch_size));
+    RETURN_IF_ERROR(CheckPositive("--batch-size", batch_size));
   }
-  return [line](World& world) { return BenchLatency(line, world); };
+  ASSIGN_OR_RETURN(const std::shared_ptr<ResultFile> file, OpenResult(line.bench.output_json));
+  return [line, file](World& world) { return BenchLatency(line, file.get(), world); };
 }
 
 }  // namespace heddle

@@ -20,6 +20,9 @@ absl::StatusOr<EngineCommand> PrepareGenerate(const CommandLine& line);
 absl::StatusOr<EngineCommand> PrepareScore(const CommandLine& line);
 absl::StatusOr<EngineCommand> PrepareBenchThroughput(const CommandLine& line);
 absl::StatusOr<EngineCommand> PrepareBenchLatency(const CommandLine& line);
+// On every rank, since it runs an engine for each placement; so its EngineCommand serves the
+// others.
+absl::StatusOr<EngineCommand> PrepareBenchBatch(const CommandLine& line, const RankInfo& self);
 
 // Need no ranks.
 absl::StatusOr<int> RunInspect(const CommandLine& line);

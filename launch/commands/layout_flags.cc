@@ -5,7 +5,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "runtime/cost_model.h"
 
 namespace heddle {
 namespace {
@@ -49,6 +48,13 @@ absl::StatusOr<int64_t> ExpectedContext(const CommandLine& line, const ModelSpec
         absl::StrCat("--expected-context-len ", expected, ": expected at most ", kLongestContext));
   }
   return expected;
+}
+
+std::string PlacementName(const ModelSpec& spec, const Placement& placement) {
+  if (placement.dp_attention) return "DP attention";
+  if (placement.num_stripes > 1) return absl::StrCat(placement.num_stripes, " stripes");
+  if (placement.num_ranks == 1) return "one rank";
+  return spec.mla.has_value() ? "replicated" : "heads dealt";
 }
 
 std::string BytesText(double bytes) {

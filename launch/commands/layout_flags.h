@@ -1,4 +1,4 @@
-// What inspect and plan, which need no ranks, share: flags that say how a model is held.
+// What inspect, plan and bench batch share: how a model is held, as flags and in words.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "launch/command_line.h"
+#include "runtime/cost_model.h"
 #include "runtime/device_table.h"
 #include "runtime/model/model_spec.h"
 #include "runtime/shard_layout.h"
@@ -20,6 +21,9 @@ absl::StatusOr<double> MemoryOf(const CommandLine& line, const DeviceFigures& de
 
 // Tokens cached of a sequence on average: --expected-context-len, or half of the longest.
 absl::StatusOr<int64_t> ExpectedContext(const CommandLine& line, const ModelSpec& spec);
+
+// "replicated", "4 stripes", ...
+std::string PlacementName(const ModelSpec& spec, const Placement& placement);
 
 // "1.5 GiB"
 std::string BytesText(double bytes);

@@ -66,25 +66,22 @@ absl::Status AddPlacements(const ModelSpec& spec, const WeightSource& weights, P
     if (options.num_ranks % stripes != 0) continue;
     options.num_stripes = stripes;
     ASSIGN_OR_RETURN(const ShardLayout layout, BuildShardLayout(spec, weights, options));
-    plan.placements.push_back(
-        {.name = stripes > 1              ? absl::StrCat(stripes, " stripes")
-                 : options.num_ranks == 1 ? "one rank"
-                 : spec.mla.has_value()   ? "replicated"
-                                          : "heads dealt",
-         .placement = {.num_ranks = options.num_ranks, .num_stripes = stripes},
-         .weight_bytes = static_cast<double>(layout.MaxWeightBytes()),
-         .capacity_tokens = CapacityTokens(layout, plan.memory_bytes)});
+    const Placement placement = {.num_ranks = options.num_ranks, .num_stripes = stripes};
+    plan.placements.push_back({.name = PlacementName(spec, placement),
+                               .placement = placement,
+                               .weight_bytes = static_cast<double>(layout.MaxWeightBytes()),
+                               .capacity_tokens = CapacityTokens(layout, plan.memory_bytes)});
   }
   if (!spec.mla.has_value() || options.num_ranks == 1) return absl::OkStatus();
   options.num_ranks = options.num_stripes = 1;
   ASSIGN_OR_RETURN(const ShardLayout alone, BuildShardLayout(spec, weights, options));
   const int num_ranks = plan.layout.num_ranks;
-  plan.placements.push_back(
-      {.name = "DP attention",
-       .placement = {.num_ranks = num_ranks, .num_stripes = 1, .dp_attention = true},
-       .weight_bytes = DpAttentionWeightBytes(plan.model, alone, num_ranks),
-       .capacity_tokens =
-           DpAttentionCapacityTokens(plan.model, alone, num_ranks, plan.memory_bytes)});
+  const Placement placement = {.num_ranks = num_ranks, .num_stripes = 1, .dp_attention = true};
+  plan.placements.push_back({.name = PlacementName(spec, placement),
+                             .placement = placement,
+                             .weight_bytes = DpAttentionWeightBytes(plan.model, alone, num_ranks),
+                             .capacity_tokens = DpAttentionCapacityTokens(
+                                 plan.model, alone, num_ranks, plan.memory_bytes)});
   return absl::OkStatus();
 }
 

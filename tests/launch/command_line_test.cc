@@ -74,6 +74,34 @@ TEST(CommandLine, BenchesRunWithTheirDefaults) {
   EXPECT_THAT(line.bench.batch_sizes, ElementsAre(8));
 }
 
+TEST(CommandLine, BatchSweepsTakeLists) {
+  const CommandLine line = Accepted({"bench", "batch", "-m", "x", "--batch_size", "1,64,8",
+                                     "--input-len", "128,4K", "--dcp", "1,auto,4"});
+  EXPECT_EQ(line.command, Command::kBenchBatch);
+  EXPECT_THAT(line.bench_batch.batch_sizes, ElementsAre(1, 64, 8));
+  EXPECT_THAT(line.bench_batch.input_lens, ElementsAre(128, 4096));
+  EXPECT_THAT(line.bench_batch.num_stripes, ElementsAre(1, std::nullopt, 4));
+  EXPECT_EQ(line.engine.num_stripes, std::nullopt);
+  EXPECT_EQ(line.engine.max_num_seqs, 64);
+
+  const CommandLine defaults = Accepted({"bench", "batch", "-m", "x", "--max-num-seqs", "100"});
+  EXPECT_THAT(defaults.bench_batch.batch_sizes, ElementsAre(1, 8, 32));
+  EXPECT_THAT(defaults.bench_batch.input_lens, ElementsAre(128, 1024));
+  EXPECT_THAT(defaults.bench_batch.num_stripes, ElementsAre(std::nullopt));
+  EXPECT_EQ(defaults.engine.max_num_seqs, 100);
+
+  for (const char* stripes : {"1,,2", "0", "1,x", "auto,", "1 2"}) {
+    EXPECT_THAT(Refused({"bench", "batch", "-m", "x", "--dcp", stripes}),
+                HasSubstr("is neither auto nor a count"))
+        << stripes;
+  }
+  // Only a sweep runs more than one placement.
+  EXPECT_THAT(Refused({"bench", "latency", "-m", "x", "--dcp", "1,2"}),
+              HasSubstr("\"1,2\" is neither auto nor a count"));
+  EXPECT_THAT(Refused({"bench", "batch", "-m", "x", "--input-len", "1,-2"}),
+              HasSubstr("--input-len"));
+}
+
 TEST(CommandLine, PlansTakeLists) {
   const CommandLine line =
       Accepted({"plan", "-m", "x", "--device_type", "A6000", "--batch-size", "1,2k",

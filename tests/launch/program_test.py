@@ -17,6 +17,7 @@ import tempfile
 import time
 import unittest
 import uuid
+import xml.etree.ElementTree
 
 # Start and end of mpirun itself, on a machine that is busy with other tests.
 LAUNCH_SECONDS = 10
@@ -635,6 +636,110 @@ class BenchTest(ProgramTest):
             self.assertEqual(list(percentiles.values()), sorted(percentiles.values()))
             self.assertAlmostEqual(percentiles["50"], sorted(latencies)[1])
             self.assertEqual(run["num_itl_samples"], (4 - 1) * run["batch_size"] * 3)
+
+    def sweep(self, num_ranks, *flags, model, **options):
+        """stdout, stderr and the figures."""
+        figures = self.path("sweep.json")
+        stdout, stderr = self.run_heddle(num_ranks, "bench", "batch", "--model", model,
+                                         "--output-json", figures, *flags, **options)
+        with open(figures) as file:
+            return stdout, stderr, json.load(file)
+
+    def test_a_sweep_has_a_cell_for_each_placement_length_and_batch(self):
+        tiny = os.path.join(models, "..", "..", "..", "configs", "models", "tiny-mla")
+        with open(os.path.join(tiny, "config.json")) as file:
+            config = json.load(file)
+        # Latents of all layers, as float32.
+        token_bytes = 4 * config["num_hidden_layers"] * (
+            config["kv_lora_rank"] + config["qk_rope_head_dim"])
+        chart = self.path("chart.svg")
+        stdout, _, found = self.sweep(
+            2, "--batch-size", "1,4", "--input-len", 16, "--num-iters", 3, "--num-iters-warmup", 1,
+            "--decode-context-parallel-size", "1,2", "--plot", chart, model=tiny)
+        self.assertEqual((found["world_size"], found["num_iters"]), (2, 3))
+        cells = found["cells"]
+        self.assertEqual([(cell["placement"], cell["batch_size"]) for cell in cells],
+                         [("replicated", 1), ("replicated", 4), ("2 stripes", 1), ("2 stripes", 4)])
+        for cell in cells:
+            batch, stripes = cell["batch_size"], cell["decode_context_parallel_size"]
+            # A prompt gives the first token; of the steps after, the first is not counted.
+            self.assertEqual((cell["input_len"], cell["context_len"]), (16, 19))
+            copies = 2 // stripes
+            self.assertEqual(cell["kv_bytes_per_step_all_ranks"],
+                             copies * batch * 19 * token_bytes)
+            self.assertEqual(2 * cell["kv_bytes_per_step"], cell["kv_bytes_per_step_all_ranks"])
+            self.assertEqual(len(cell["itls_ms"]), 3)
+            self.assertAlmostEqual(cell["mean_itl_ms"], sum(cell["itls_ms"]) / 3)
+            self.assertAlmostEqual(cell["output_tokens_per_second"] * cell["mean_itl_ms"],
+                                   1000 * batch)
+            self.assertAlmostEqual(
+                cell["measured_over_predicted"] * cell["predicted_tokens_per_second"],
+                cell["output_tokens_per_second"])
+            bytes_per_second = (cell["kv_bytes_per_step"] + cell["weight_bytes_per_step"]) / (
+                cell["mean_itl_ms"] / 1000)
+            self.assertAlmostEqual(cell["read_share"] * found["read_bytes_per_second"]
+                                   / bytes_per_second, 1)
+            self.assertGreater(cell["flop_share"], 0)
+            self.assertRegex(stdout, rf"(?m)^  {cell['placement']} +16 +{batch} +19\.00 ")
+        # More sequences choose more experts, and every one is multiplied.
+        self.assertGreater(cells[1]["weight_bytes_per_step"], cells[0]["weight_bytes_per_step"])
+        self.assertGreater(cells[1]["flop_per_step"], 3.9 * cells[0]["flop_per_step"])
+        svg = xml.etree.ElementTree.parse(chart).getroot()
+        self.assertEqual(len([one for one in svg.iter("{http://www.w3.org/2000/svg}polyline")]), 4)
+
+    def test_a_sweep_skips_what_the_cache_cannot_hold(self):
+        """And runs from a config alone, whatever its folder is called."""
+        folder = self.path("a & <b>")
+        os.mkdir(folder)
+        shutil.copy(os.path.join(models, "gqa-a", "config.json"), folder)
+        chart = self.path("chart.html")
+        stdout, _, found = self.sweep(
+            ALONE, "--load-format", "dummy", "--batch-size", "8,2", "--input-len", "40,20",
+            "--num-kv-pages", 10, "--num-iters", 2, "--plot", chart, model=folder)
+        # Six tokens follow each prompt, in pages of 16.
+        self.assertEqual([cell["skipped"] for cell in found["cells"]],
+                         ["needs 384 tokens of cache; there are 160", None,
+                          "needs 256 tokens of cache; there are 160", None])
+        self.assertIn("skipped: needs 384 tokens of cache; there are 160\n", stdout)
+        # All start together: two steps are not counted, and two are.
+        self.assertEqual([cell["context_len"] for cell in found["cells"] if not cell["skipped"]],
+                         [40 + 3.5, 20 + 3.5])
+        with open(chart) as file:
+            self.assertIn("a &amp; &lt;b&gt;", file.read())
+
+    def test_sweeps_that_cannot_run_are_refused(self):
+        nowhere = os.path.join(self.folder, "nowhere", "file")
+        cases = [(["--batch-size", "1,0"], "--batch-size: expected at least 1"),
+                 (["--batch-size", "1,x"], '--batch-size: "x" is not a count'),
+                 (["--batch-size", "4", "--max-num-seqs", 2], "--batch-size 4 is above"),
+                 (["--input-len", "16,0"], "--input-len: expected at least 1"),
+                 (["--input-len", "128"], "the model has 128"),
+                 (["--input-len", "64", "--max-model-len", 70], "--max-model-len has 70"),
+                 (["--num-iters", 0], "--num-iters: expected at least 1"),
+                 (["--max-num-batched-tokens", 63], "twice --max-num-seqs"),
+                 (["--no-kv-cache"], "--no-kv-cache"),
+                 (["--no-enable-prefix-caching"], "--no-enable-prefix-caching"),
+                 (["--dcp", "1,2,3"], "2 stripes do not divide 1 ranks"),
+                 (["--plot", "chart.png"], "expected a file name in .svg or .html"),
+                 (["--plot", nowhere + ".svg"], "No such file"),
+                 (["--output-json", nowhere], "No such file")]
+        short = ["--input-len", 8]  # the models have 128 positions
+        for flags, reason in cases:
+            with self.subTest(flags=flags):
+                stdout, stderr = self.run_heddle(
+                    ALONE, "bench", "batch", "--model", os.path.join(models, "gqa-a"), *short,
+                    *flags, exit_code=2)
+                self.assertEqual(stdout, "")
+                self.assertIn(reason, stderr)
+        for flags, reason in ((["--dcp", "1,2,3"], "3 stripes do not divide 2 ranks"),
+                              (["--plot", nowhere + ".svg"], "No such file"),
+                              (["--kv-cache-memory-bytes", 10], "a page takes")):
+            with self.subTest(flags=flags):
+                _, stderr = self.run_heddle(
+                    2, "bench", "batch", "--model", os.path.join(models, "gqa-a"), *short, *flags,
+                    exit_code=2)
+                self.assertEqual(len(messages(stderr)), 1, stderr)
+                self.assertIn(reason, stderr)
 
     def test_requests_that_cannot_run_are_refused(self):
         _, stderr = self.run_heddle(

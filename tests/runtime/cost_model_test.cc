@@ -1,5 +1,6 @@
 #include "runtime/cost_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -373,6 +374,63 @@ TEST(CostModel, CapacityIsWhatFitsBesideTheWeights) {
   EXPECT_GT(DpAttentionCapacityTokens(costs, alone, 4, memory),
             3.8 * static_cast<double>(CapacityTokens(replicated, memory)));
   EXPECT_EQ(DpAttentionCapacityTokens(costs, alone, 4, kGiga), 0);
+}
+
+TEST(CostModel, WorkIsWhatTheRanksHold) {
+  const DeviceFigures h200 = Gpu("H200");
+  constexpr int64_t kBatch = 24, kContext = 1000;
+  for (const char* model : {"deepseek-v2-lite", "llama-3-8b"}) {
+    const ModelSpec spec = SpecOf(model);
+    const std::unique_ptr<WeightSource> weights = MakeDeclaredWeights(spec);
+    const ModelCosts costs = CostsOf(spec, *weights, DType::kBFloat16);
+    for (const Placement& placement :
+         {Placement{}, {.num_ranks = 4}, {.num_ranks = 6, .num_stripes = 3}, {.num_ranks = 3}}) {
+      const absl::StatusOr<ShardLayout> layout =
+          BuildShardLayout(spec, *weights,
+                           {.num_ranks = placement.num_ranks,
+                            .num_stripes = placement.num_stripes,
+                            .kv_cache_dtype = DType::kBFloat16});
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      double most = 0, all = 0;
+      for (const RankLayout& rank : layout->ranks) {
+        const double bytes = static_cast<double>(kBatch * kContext * rank.kv.bytes_per_token()) /
+                             placement.num_stripes;
+        most = std::max(most, bytes);
+        all += bytes;
+      }
+      const StepWork work = WorkOfStep(costs, h200, placement, kBatch, kContext);
+      EXPECT_DOUBLE_EQ(work.kv_bytes, most) << model;
+      EXPECT_DOUBLE_EQ(work.kv_bytes_of_all, all) << model;
+      EXPECT_GE(work.weight_bytes * placement.num_ranks, costs.ReadBytes(kBatch)) << model;
+      EXPECT_LE(work.weight_bytes, costs.ReadBytes(kBatch)) << model;
+    }
+    EXPECT_DOUBLE_EQ(WorkOfStep(costs, h200, {}, kBatch, kContext).weight_bytes,
+                     costs.ReadBytes(kBatch));
+  }
+}
+
+TEST(CostModel, WorkCountsEveryMultiplyAdd) {
+  const DeviceFigures h200 = Gpu("H200");
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
+  // Absorbed: 128 heads meet 512 + 64 elements of a latent for scores and 512 for the sums.
+  const double attention = 61 * 4096.0 * 2 * 128 * (512 + 64 + 512);
+  const StepWork alone = WorkOfStep(v3, h200, {}, 16, 4096);
+  EXPECT_DOUBLE_EQ(alone.operations, 16 * (2 * v3.ActiveParameters() + attention));
+  EXPECT_DOUBLE_EQ(alone.kv_bytes, 16 * 61 * 4096.0 * (512 + 64) * 2);
+  // Replicated or striped, each rank computes its part of attention; what differs is what it reads.
+  const StepWork replicated = WorkOfStep(v3, h200, {.num_ranks = 8}, 16, 4096);
+  const StepWork striped = WorkOfStep(v3, h200, {.num_ranks = 8, .num_stripes = 8}, 16, 4096);
+  EXPECT_DOUBLE_EQ(replicated.operations, striped.operations);
+  EXPECT_DOUBLE_EQ(replicated.kv_bytes, alone.kv_bytes);
+  EXPECT_DOUBLE_EQ(replicated.kv_bytes_of_all, 8 * alone.kv_bytes);
+  EXPECT_DOUBLE_EQ(striped.kv_bytes, alone.kv_bytes / 8);
+  EXPECT_DOUBLE_EQ(striped.kv_bytes_of_all, alone.kv_bytes);
+  // Of whole sequences a rank reads its own, and computes what others compute together.
+  const Placement dp = {.num_ranks = 8, .num_stripes = 1, .dp_attention = true};
+  const StepWork dealt = WorkOfStep(v3, h200, dp, 16, 4096);
+  EXPECT_DOUBLE_EQ(dealt.kv_bytes, striped.kv_bytes);
+  EXPECT_DOUBLE_EQ(dealt.kv_bytes_of_all, alone.kv_bytes);
+  EXPECT_DOUBLE_EQ(WorkOfStep(v3, h200, dp, 1, 4096).kv_bytes, alone.kv_bytes / 16);
 }
 
 class ChooseStripesTest : public ::testing::Test {

@@ -278,9 +278,9 @@ class SweepRun {
     cell.placement = {.num_ranks = world_.self.size,
                       .num_stripes = static_cast<int>(stats.num_stripes),
                       .dp_attention = sweep_.line.parallel.enable_dp_attention};
-    cell.placement_name = config.num_stripes.has_value()
-                              ? PlacementName(sweep_.model.spec, cell.placement)
-                              : absl::StrCat("auto (", stats.num_stripes, ")");
+    const bool chosen = !config.num_stripes.has_value() && world_.self.size > 1;
+    cell.placement_name = chosen ? absl::StrCat("auto (", stats.num_stripes, ")")
+                                 : PlacementName(sweep_.model.spec, cell.placement);
     for (const int64_t input_len : flags_.input_lens) {
       for (const int64_t batch_size : flags_.batch_sizes) {
         cell.input_len = input_len;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/machine_speed.h"
 #include "kernels/cpu/thread_pool.h"
@@ -27,6 +28,7 @@
 #include "runtime/device_table.h"
 #include "runtime/engine.h"
 #include "runtime/model/model_spec.h"
+#include "runtime/random_seed.h"
 #include "runtime/shard_layout.h"
 
 namespace heddle {
@@ -53,37 +55,37 @@ struct SweepFiles {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Tokens to generate of each sequence of a batch, so that so many steps are common to all. Prompts
-// come out of the prefix cache but for a page at most, whose rest takes a few steps to compute:
-// meanwhile those that are done already decode.
+// come out of the prefix cache but for a page at most, and what is left takes a few steps to
+// compute, in which those that are done already decode.
 int64_t OutputTokens(const BenchBatchFlags& flags, const EngineConfig& config, int64_t page_size,
-                     int64_t batch_size) {
+                     int64_t input_len, int64_t batch_size) {
+  const int64_t left = std::min(page_size, input_len);
   const int64_t room = config.max_num_batched_tokens - batch_size;  // for prompts, at least
-  int64_t steps_to_start = CeilDiv(batch_size * page_size, room);
-  if (config.prefill_chunk > 0) steps_to_start += CeilDiv(page_size, config.prefill_chunk);
+  int64_t steps_to_start = CeilDiv(batch_size * left, room);
+  if (config.prefill_chunk > 0) steps_to_start += CeilDiv(left, config.prefill_chunk);
   return 1 + steps_to_start + flags.num_iters_warmup + flags.num_iters;
+}
+
+absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " ", value, ": expected ", least, " to ", most));
 }
 
 absl::Status CheckFlags(const CommandLine& line) {
   const BenchBatchFlags& flags = line.bench_batch;
   for (const int64_t batch_size : flags.batch_sizes) {
-    RETURN_IF_ERROR(CheckPositive("--batch-size", batch_size));
+    RETURN_IF_ERROR(CheckRange("--batch-size", batch_size, 1, kLargestBatch));
     if (batch_size > line.engine.max_num_seqs) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--batch-size ", batch_size, " is above --max-num-seqs ", line.engine.max_num_seqs));
     }
   }
   for (const int64_t input_len : flags.input_lens) {
-    RETURN_IF_ERROR(CheckPositive("--input-len", input_len));
-    if (input_len > kLongestContext) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--input-len ", input_len, ": expected at most ", kLongestContext));
-    }
+    RETURN_IF_ERROR(CheckRange("--input-len", input_len, 1, kLongestContext));
   }
-  RETURN_IF_ERROR(CheckPositive("--num-iters", flags.num_iters));
-  if (std::max(flags.num_iters, flags.num_iters_warmup) > kLongestContext) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--num-iters and --num-iters-warmup: expected at most ", kLongestContext));
-  }
+  RETURN_IF_ERROR(CheckRange("--num-iters", flags.num_iters, 1, kLongestContext));
+  RETURN_IF_ERROR(CheckRange("--num-iters-warmup", flags.num_iters_warmup, 0, kLongestContext));
   if (!line.engine.use_kv_cache) {
     return absl::InvalidArgumentError(
         "--no-kv-cache: bench batch measures how tokens are decoded from a cache");
@@ -117,7 +119,8 @@ absl::StatusOr<EngineConfig> ConfigOfAll(const CommandLine& line, const ModelSpe
         "--max-num-batched-tokens ", config.max_num_batched_tokens, ": expected at least ",
         least_tokens, ", twice --max-num-seqs, so that prompts do not wait long for each other"));
   }
-  const int64_t needed = longest_input + OutputTokens(flags, config, page_size, largest_batch);
+  const int64_t needed =
+      longest_input + OutputTokens(flags, config, page_size, longest_input, largest_batch);
   const int64_t longest = config.max_model_len > 0 ? config.max_model_len : MaxContextLength(spec);
   if (needed > longest) {
     return absl::InvalidArgumentError(
@@ -272,7 +275,6 @@ class SweepRun {
 
   // Every cell of a placement whose engine runs.
   absl::Status Measure(const EngineConfig& config, BatchDecoder& decoder) {
-    MakePrompts(decoder.engine().vocab_size());
     const EngineStats stats = decoder.engine().stats();
     BatchCell cell;
     cell.placement = {.num_ranks = world_.self.size,
@@ -297,30 +299,28 @@ class SweepRun {
     std::fflush(stdout);
   }
 
-  // The same for all placements. They differ from their first token on, so that they share no page;
-  // a short one is the start of a long one, which then finds it in the prefix cache.
-  void MakePrompts(int64_t vocab_size) {
-    if (!prompts_.empty()) return;
-    std::mt19937_64 random(sweep_.line.engine.seed);
-    const int64_t count = *std::max_element(flags_.batch_sizes.begin(), flags_.batch_sizes.end());
-    const int64_t length = *std::max_element(flags_.input_lens.begin(), flags_.input_lens.end());
-    for (int64_t i = 0; i < count; ++i) {
-      prompts_.push_back(RandomTokens(length, vocab_size, random));
-      prompts_.back().front() = static_cast<int32_t>(i % vocab_size);
+  // They differ from their first token on, so that they share no page. A short one is the start of
+  // a long one, which then finds it in the prefix cache.
+  static std::vector<Tokens> Prompts(const BatchCell& cell, int64_t vocab_size, uint64_t seed) {
+    std::vector<Tokens> prompts;
+    for (int64_t i = 0; i < cell.batch_size; ++i) {
+      std::mt19937_64 random(MixSeeds(seed, static_cast<uint64_t>(i)));
+      prompts.push_back(RandomTokens(cell.input_len, vocab_size, random));
+      prompts.back().front() = static_cast<int32_t>(i % vocab_size);
     }
+    return prompts;
   }
 
   absl::Status MeasureCell(const EngineConfig& config, const EngineStats& stats,
                            BatchDecoder& decoder, BatchCell cell) {
-    const int64_t output_tokens = OutputTokens(flags_, config, sweep_.page_size, cell.batch_size);
+    const int64_t output_tokens =
+        OutputTokens(flags_, config, sweep_.page_size, cell.input_len, cell.batch_size);
     cell.skipped = WhyNoRoom(cell, cell.input_len + output_tokens, sweep_.page_size, stats);
     if (cell.skipped.empty()) {
-      std::vector<Tokens> prompts;
-      for (int64_t i = 0; i < cell.batch_size; ++i) {
-        prompts.emplace_back(prompts_[i].begin(), prompts_[i].begin() + cell.input_len);
-      }
+      const uint64_t seed = sweep_.line.engine.seed;
+      const std::vector<Tokens> prompts = Prompts(cell, decoder.engine().vocab_size(), seed);
       ASSIGN_OR_RETURN(const std::vector<std::vector<double>> token_seconds,
-                       decoder.Run(prompts, output_tokens, sweep_.line.engine.seed));
+                       decoder.Run(prompts, output_tokens, seed));
       cell.steps =
           CommonSteps(token_seconds, cell.input_len, flags_.num_iters_warmup, flags_.num_iters);
       const auto num_steps = static_cast<int64_t>(cell.steps.seconds.size());
@@ -339,7 +339,6 @@ class SweepRun {
   const Sweep& sweep_;
   const BenchBatchFlags& flags_;
   World& world_;
-  std::vector<Tokens> prompts_;
   BatchReport report_;
 };
 

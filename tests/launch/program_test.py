@@ -709,13 +709,13 @@ class BenchTest(ProgramTest):
 
     def test_sweeps_that_cannot_run_are_refused(self):
         nowhere = os.path.join(self.folder, "nowhere", "file")
-        cases = [(["--batch-size", "1,0"], "--batch-size: expected at least 1"),
+        cases = [(["--batch-size", "1,0"], "--batch-size 0: expected 1 to "),
                  (["--batch-size", "1,x"], '--batch-size: "x" is not a count'),
                  (["--batch-size", "4", "--max-num-seqs", 2], "--batch-size 4 is above"),
-                 (["--input-len", "16,0"], "--input-len: expected at least 1"),
+                 (["--input-len", "16,0"], "--input-len 0: expected 1 to "),
                  (["--input-len", "128"], "the model has 128"),
                  (["--input-len", "64", "--max-model-len", 70], "--max-model-len has 70"),
-                 (["--num-iters", 0], "--num-iters: expected at least 1"),
+                 (["--num-iters", 0], "--num-iters 0: expected 1 to "),
                  (["--max-num-batched-tokens", 63], "twice --max-num-seqs"),
                  (["--no-kv-cache"], "--no-kv-cache"),
                  (["--no-enable-prefix-caching"], "--no-enable-prefix-caching"),

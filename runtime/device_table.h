@@ -7,14 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "parallel/link_speed.h"
 
 namespace heddle {
-
-// Of one kind of collective over the ranks of a node.
-struct CollectiveSpeed {
-  double latency_seconds = 0;   // of a call that moves next to nothing
-  double bytes_per_second = 0;  // that a rank receives while it sends as many
-};
 
 // Of one rank's device. Plain numbers: whoever has measured better ones puts those in.
 struct DeviceFigures {

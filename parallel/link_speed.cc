@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -18,13 +20,24 @@ namespace {
 constexpr int64_t kSmallBytes = 64;
 constexpr int64_t kLargeBytes = int64_t{256} << 10;
 
-// Calls of one size: as many as fill the time, but enough for a median, and few enough where a call
-// takes next to no time.
-constexpr double kSecondsOfCalls = 2e-3;
-constexpr int kLeastCalls = 3;
-constexpr int kMostCalls = 51;
+// Of a step, calls cost what it takes longer with them. Between two calls ranks work, then arrive
+// one after the other, and may have gone to sleep; ranks that share a core work in turn. So here
+// ranks do rounds of work, some tenths of a millisecond of copies, with and without a call after
+// each.
+constexpr int kCopiesOfRound = 10;
+constexpr double kSecondsOfCalls = 5e-3;
+constexpr int kLeastRounds = 3;
+constexpr int kMostRounds = 10;
+constexpr int kRepetitions = 3;  // the least disturbed one counts
+
+constexpr double kLeastSeconds = 1e-7;  // of a call; a difference may be lost in noise
 
 using Call = absl::FunctionRef<absl::Status()>;
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // The largest of the ranks' values, at least a nanosecond.
 absl::StatusOr<double> SlowestOf(double seconds, ControlChannel& control) {
@@ -33,38 +46,73 @@ absl::StatusOr<double> SlowestOf(double seconds, ControlChannel& control) {
   return static_cast<double>(-negated) * 1e-9;
 }
 
-absl::StatusOr<double> SecondsOf(Call call, Stream& stream) {
-  const auto start = std::chrono::steady_clock::now();
-  RETURN_IF_ERROR(call());
-  RETURN_IF_ERROR(stream.Synchronize());
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+// What the calls of one measurement share.
+struct Rank {
+  World& world;
+  Backend& backend;
+  Stream& stream;
+  DeviceBuffer sent;  // kLargeBytes each
+  DeviceBuffer received;
+};
+
+absl::StatusOr<Rank> PrepareRank(World& world, Backend& backend, Stream& stream) {
+  ASSIGN_OR_RETURN(DeviceBuffer sent, backend.Allocate(kLargeBytes));
+  ASSIGN_OR_RETURN(DeviceBuffer received, backend.Allocate(kLargeBytes));
+  RETURN_IF_ERROR(backend.MemsetAsync(sent.data(), 0, kLargeBytes, stream));
+  return Rank{world, backend, stream, std::move(sent), std::move(received)};
 }
 
-absl::StatusOr<double> AgreedMedian(Call call, World& world, Stream& stream) {
-  RETURN_IF_ERROR(SecondsOf(call, stream).status());  // connects, touches memory
-  ASSIGN_OR_RETURN(const double own_first, SecondsOf(call, stream));
-  // All must make as many calls.
-  ASSIGN_OR_RETURN(const double first, SlowestOf(own_first, *world.control));
-  std::vector<double> times(
-      std::clamp(static_cast<int>(kSecondsOfCalls / first), kLeastCalls, kMostCalls));
-  for (double& time : times) {
-    ASSIGN_OR_RETURN(time, SecondsOf(call, stream));
+absl::Status DoRounds(int rounds, Call call, const Rank& rank) {
+  for (int round = 0; round < rounds; ++round) {
+    for (int copy = 0; copy < kCopiesOfRound; ++copy) {
+      RETURN_IF_ERROR(
+          rank.backend.CopyAsync(rank.received.data(), rank.sent.data(), kLargeBytes, rank.stream));
+    }
+    RETURN_IF_ERROR(call());
+    RETURN_IF_ERROR(rank.stream.Synchronize());
   }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return SlowestOf(times[times.size() / 2], *world.control);
+  return absl::OkStatus();
 }
 
-// `call` is given bytes of each rank; `moved` of them a rank receives.
+// Seconds of a round, from when all ranks begin until all are done.
+absl::StatusOr<double> SecondsOfRound(int rounds, Call call, const Rank& rank) {
+  ControlChannel& control = *rank.world.control;
+  double least = std::numeric_limits<double>::infinity();
+  for (int repetition = 0; repetition < kRepetitions; ++repetition) {
+    RETURN_IF_ERROR(control.Barrier());
+    const Clock::time_point start = Clock::now();
+    RETURN_IF_ERROR(DoRounds(rounds, call, rank));
+    RETURN_IF_ERROR(control.Barrier());
+    ASSIGN_OR_RETURN(const double seconds, SlowestOf(SecondsSince(start), control));
+    least = std::min(least, seconds / rounds);
+  }
+  return least;
+}
+
+// What a call adds to a round.
+absl::StatusOr<double> SecondsOfCall(Call call, const Rank& rank) {
+  RETURN_IF_ERROR(DoRounds(1, call, rank));  // connects, touches memory
+  const Clock::time_point start = Clock::now();
+  RETURN_IF_ERROR(DoRounds(1, call, rank));
+  // All must make as many calls.
+  ASSIGN_OR_RETURN(const double first, SlowestOf(SecondsSince(start), *rank.world.control));
+  const int rounds = std::max(
+      static_cast<int>(std::min<double>(kSecondsOfCalls / first, kMostRounds)), kLeastRounds);
+  ASSIGN_OR_RETURN(const double without, SecondsOfRound(
+                                             rounds, [] { return absl::OkStatus(); }, rank));
+  ASSIGN_OR_RETURN(const double with, SecondsOfRound(rounds, call, rank));
+  return std::max(with - without, kLeastSeconds);
+}
+
+// `call` is given bytes of each rank, which receives `received` times as many.
 absl::StatusOr<CollectiveSpeed> LineThrough(absl::FunctionRef<absl::Status(int64_t bytes)> call,
-                                            double moved, World& world, Stream& stream) {
-  ASSIGN_OR_RETURN(const double small,
-                   AgreedMedian([&] { return call(kSmallBytes); }, world, stream));
-  ASSIGN_OR_RETURN(const double large,
-                   AgreedMedian([&] { return call(kLargeBytes); }, world, stream));
+                                            double received, const Rank& rank) {
+  ASSIGN_OR_RETURN(const double small, SecondsOfCall([&] { return call(kSmallBytes); }, rank));
+  ASSIGN_OR_RETURN(const double large, SecondsOfCall([&] { return call(kLargeBytes); }, rank));
   // A disturbed small call must not make bytes free, or cost less than nothing.
   const double seconds = std::max(large - small, large / 2);
   return CollectiveSpeed{.latency_seconds = small,
-                         .bytes_per_second = moved * (kLargeBytes - kSmallBytes) / seconds};
+                         .bytes_per_second = received * (kLargeBytes - kSmallBytes) / seconds};
 }
 
 }  // namespace
@@ -72,33 +120,30 @@ absl::StatusOr<CollectiveSpeed> LineThrough(absl::FunctionRef<absl::Status(int64
 absl::StatusOr<CollectiveSpeed> MeasureAllReduce(World& world, Backend& backend, Stream& stream) {
   const double ranks = world.self.size;
   CHECK_GT(world.self.size, 1);
-  ASSIGN_OR_RETURN(const DeviceBuffer data, backend.Allocate(kLargeBytes));
-  RETURN_IF_ERROR(backend.MemsetAsync(data.data(), 0, kLargeBytes, stream));
+  ASSIGN_OR_RETURN(const Rank rank, PrepareRank(world, backend, stream));
   const auto call = [&](int64_t bytes) {
-    return world.communicator->AllReduce(data.data(), bytes / static_cast<int64_t>(sizeof(float)),
+    return world.communicator->AllReduce(rank.sent.data(),
+                                         bytes / static_cast<int64_t>(sizeof(float)),
                                          DType::kFloat32, ReduceOp::kSum, stream);
   };
-  return LineThrough(call, 2 * (ranks - 1) / ranks, world, stream);
+  return LineThrough(call, 2 * (ranks - 1) / ranks, rank);
 }
 
 absl::StatusOr<CollectiveSpeed> MeasureExchange(World& world, int group_size, Backend& backend,
                                                 Stream& stream) {
-  const int size = world.self.size, rank = world.self.rank;
+  const int size = world.self.size, self = world.self.rank;
   CHECK(group_size > 1 && size % group_size == 0) << group_size << " of " << size << " ranks";
-  // The large call is as large in every group.
-  ASSIGN_OR_RETURN(const DeviceBuffer sent, backend.Allocate(kLargeBytes));
-  ASSIGN_OR_RETURN(const DeviceBuffer received, backend.Allocate(kLargeBytes));
-  RETURN_IF_ERROR(backend.MemsetAsync(sent.data(), 0, kLargeBytes, stream));
+  ASSIGN_OR_RETURN(const Rank rank, PrepareRank(world, backend, stream));
   std::vector<int64_t> bytes_of_rank(size);
   const auto call = [&](int64_t bytes) {
     for (int r = 0; r < size; ++r) {
-      const bool is_peer = r != rank && r / group_size == rank / group_size;
+      const bool is_peer = r != self && r / group_size == self / group_size;
       bytes_of_rank[r] = is_peer ? std::max<int64_t>(1, bytes / (group_size - 1)) : 0;
     }
-    return world.communicator->AllToAllV(sent.data(), bytes_of_rank, received.data(), bytes_of_rank,
-                                         stream);
+    return world.communicator->AllToAllV(rank.sent.data(), bytes_of_rank, rank.received.data(),
+                                         bytes_of_rank, stream);
   };
-  return LineThrough(call, 1, world, stream);
+  return LineThrough(call, 1, rank);
 }
 
 }  // namespace heddle

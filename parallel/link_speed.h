@@ -8,15 +8,16 @@
 
 namespace heddle {
 
-// Of one kind of collective: a call takes latency_seconds + bytes / bytes_per_second. Both positive.
+// Of one kind of collective: a call takes latency_seconds + bytes / bytes_per_second. Both
+// positive.
 struct CollectiveSpeed {
   double latency_seconds = 0;   // of a call that moves next to nothing
   double bytes_per_second = 0;  // that a rank receives while it sends as many
 };
 
-// Collective over `world`, of at least two ranks, and over in about ten milliseconds where ranks
-// share memory. Each is a line through the medians of a small and of a large call, of the rank that
-// saw the longest: all ranks return the same. `backend` and `stream` are the rank's own.
+// Collective over `world`, of at least two ranks, and over in some tens of milliseconds where ranks
+// share memory. Each is a line through what a small and a large call add to rounds of work, all
+// ranks' waits included; all return the same. `backend` and `stream` are the rank's own.
 //
 // An all-reduce over all ranks; of n bytes each receives 2 (N - 1) / N n, as around a ring.
 absl::StatusOr<CollectiveSpeed> MeasureAllReduce(World& world, Backend& backend, Stream& stream);

@@ -1,10 +1,13 @@
 #include "runtime/auto_stripes.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,11 +25,45 @@
 namespace heddle {
 namespace {
 
+constexpr int64_t kMiB = int64_t{1} << 20;
+// Of the ranks of a node together: several times its last cache; and at least several times the
+// cache of one core.
+constexpr int64_t kMemoryOfNode = 128 * kMiB;
+constexpr int64_t kLeastMemory = 16 * kMiB;
+// About 50 ms each where a rank has a core of its own.
+constexpr int kMultiplyAddCalls = 10;
+constexpr int kReadCalls = 5;
+
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The smallest of the ranks' values.
-absl::StatusOr<double> LeastOf(double value, ControlChannel& control) {
-  ASSIGN_OR_RETURN(const int64_t least, control.AllReduceMin(std::llround(value)));
+// Collective: the rate that this rank has while all others are as busy, the least of all. Ranks
+// that share a core may run one after the other, so the time counts until all are done.
+absl::StatusOr<double> SharedRate(int calls, World& world, Stream& stream,
+                                  absl::FunctionRef<double(CpuThreadPool&)> measure) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  double work = 0;
+  const auto run = [&](int count) {
+    CpuStream::From(stream).Enqueue([&, count](CpuThreadPool& pool) {
+      for (int i = 0; i < count; ++i) {
+        const Clock::time_point start = Clock::now();
+        const double rate = measure(pool);
+        work += rate * seconds_since(start);
+      }
+      return absl::OkStatus();
+    });
+    return stream.Synchronize();
+  };
+  RETURN_IF_ERROR(run(1));  // wakes what slept
+  RETURN_IF_ERROR(world.control->Barrier());
+  work = 0;
+  const Clock::time_point start = Clock::now();
+  RETURN_IF_ERROR(run(calls));
+  RETURN_IF_ERROR(world.control->Barrier());
+  ASSIGN_OR_RETURN(const int64_t least,
+                   world.control->AllReduceMin(std::llround(work / seconds_since(start))));
   return static_cast<double>(std::max<int64_t>(least, 1));
 }
 
@@ -71,26 +108,27 @@ absl::StatusOr<int64_t> NumPagesOf(const EngineConfig& config, const EngineLimit
                               .utilization = config.memory_utilization};
   CacheNeed need;
   need.bytes_per_page = rank.kv.bytes_per_page();
-  need.longest_sequence =
-      CeilDiv(CeilDiv(limits.max_model_len + 1, limits.page_size), num_stripes);
+  need.longest_sequence = CeilDiv(CeilDiv(limits.max_model_len + 1, limits.page_size), num_stripes);
   need.whole_batch = limits.max_num_seqs * need.longest_sequence;
   need.free_memory = std::max<int64_t>(free_memory - rank.weight_bytes, 0);
   return ChooseNumPages(budget, need);
 }
 
 absl::StatusOr<DeviceFigures> MeasureRanks(World& world, Backend& backend, Stream& stream) {
-  MachineSpeed own;
-  RETURN_IF_ERROR(world.control->Barrier());  // so that all are busy at once
-  CpuStream::From(stream).Enqueue([&](CpuThreadPool& pool) {
-    own = MeasureMachine(pool, world.self.node_size);
-    return absl::OkStatus();
-  });
-  RETURN_IF_ERROR(stream.Synchronize());
-  DeviceFigures figures = {.name = "cpu", .activation_bytes = 4, .source = "measured by all ranks"};
-  ASSIGN_OR_RETURN(figures.flops, LeastOf(own.flops, *world.control));
-  ASSIGN_OR_RETURN(figures.read_bytes_per_second,
-                   LeastOf(own.read_bytes_per_second, *world.control));
+  const int64_t bytes = std::max(kMemoryOfNode / world.self.node_size / kMiB * kMiB, kLeastMemory);
+  ASSIGN_OR_RETURN(const DeviceBuffer memory, backend.Allocate(bytes));
+  RETURN_IF_ERROR(backend.MemsetAsync(memory.data(), 1, bytes, stream));  // gives it pages
+  ASSIGN_OR_RETURN(const double flops,
+                   SharedRate(kMultiplyAddCalls, world, stream, [](CpuThreadPool& pool) {
+                     return MultiplyAddRate(pool, pool.num_threads());
+                   }));
+  ASSIGN_OR_RETURN(const double read_bytes_per_second,
+                   SharedRate(kReadCalls, world, stream, [&](CpuThreadPool& pool) {
+                     return ReadRate(pool, {memory.as<std::byte>(), static_cast<size_t>(bytes)});
+                   }));
+  DeviceFigures figures = CpuFigures(flops, read_bytes_per_second);
   ASSIGN_OR_RETURN(figures.all_reduce, MeasureAllReduce(world, backend, stream));
+  figures.source = "measured by all ranks together";
   return figures;
 }
 
@@ -98,17 +136,15 @@ absl::Status MeasureExchanges(std::span<StripeOption> options, World& world, Bac
                               Stream& stream) {
   for (StripeOption& option : options) {
     if (option.num_stripes == 1) continue;
-    ASSIGN_OR_RETURN(option.exchange,
-                     MeasureExchange(world, option.num_stripes, backend, stream));
+    ASSIGN_OR_RETURN(option.exchange, MeasureExchange(world, option.num_stripes, backend, stream));
   }
   return absl::OkStatus();
 }
 
 std::string FiguresText(const DeviceFigures& device, std::span<const StripeOption> options) {
-  std::string text =
-      absl::StrFormat("a rank reads %.3g GB/s and computes %.3g GFLOP/s, an all-reduce takes %s",
-                      device.read_bytes_per_second / 1e9, device.flops / 1e9,
-                      SpeedText(device.all_reduce));
+  std::string text = absl::StrFormat(
+      "a rank reads %.3g GB/s and computes %.3g GFLOP/s, an all-reduce takes %s",
+      device.read_bytes_per_second / 1e9, device.flops / 1e9, SpeedText(device.all_reduce));
   for (const StripeOption& option : options) {
     if (!option.exchange.has_value()) continue;
     absl::StrAppend(&text, ", an exchange between ", option.num_stripes, " ",
@@ -133,8 +169,8 @@ absl::StatusOr<int> ChooseStripesOfJob(const EngineConfig& config, const EngineL
   const auto prepare = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(load.context_len,
                      ExpectedContext(config.expected_context_len, limits.max_model_len));
-    ASSIGN_OR_RETURN(backend, CreateBackend({.device = config.device,
-                                             .cpu = {.num_threads = num_threads}}));
+    ASSIGN_OR_RETURN(backend,
+                     CreateBackend({.device = config.device, .cpu = {.num_threads = num_threads}}));
     ASSIGN_OR_RETURN(stream, backend->CreateStream());
     return absl::OkStatus();
   };
@@ -150,8 +186,8 @@ absl::StatusOr<int> ChooseStripesOfJob(const EngineConfig& config, const EngineL
       const StripeChoice choice =
           ChooseStripes(CostsOf(spec, weights, layout.kv_cache_dtype, layout.weight_dtype), device,
                         world.self.size, options, load);
-      LOG(INFO) << "--decode-context-parallel-size auto is " << choice.why << "; measured: "
-                << FiguresText(device, options);
+      LOG(INFO) << "--decode-context-parallel-size auto is " << choice.why
+                << "; measured: " << FiguresText(device, options);
       message = absl::StrCat(choice.num_stripes);
     }
     // Ranks of different machines might not round alike.

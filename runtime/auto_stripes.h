@@ -20,13 +20,13 @@
 
 namespace heddle {
 
-// Pages of `rank`'s cache that it could have beside its weights in `free_memory` bytes, by the flags
-// of `config` (ChooseNumPages). A stripe needs room for its part of the longest sequence.
+// Pages of `rank`'s cache that it could have beside its weights in `free_memory` bytes, by the
+// flags of `config` (ChooseNumPages). A stripe needs room for its part of the longest sequence.
 absl::StatusOr<int64_t> NumPagesOf(const EngineConfig& config, const EngineLimits& limits,
                                    const RankLayout& rank, int num_stripes, int64_t free_memory);
 
-// Collective: what a CPU rank can do while all others are as busy, the slowest of them, and how fast
-// they sum. Takes about 0.2 s and up to 128 MiB a node. The same on all ranks.
+// Collective: what a CPU rank can do while all others are as busy, the slowest of them, and how
+// fast they sum. Takes about 0.2 s and up to 128 MiB a node. The same on all ranks.
 absl::StatusOr<DeviceFigures> MeasureRanks(World& world, Backend& backend, Stream& stream);
 
 // Collective: fills in the exchange of every option of more than one stripe.

@@ -51,10 +51,11 @@ std::string Explain(const std::vector<Candidate>& candidates, const Candidate& b
 }  // namespace
 
 absl::StatusOr<int64_t> ExpectedContext(int64_t expected_context_len, int64_t max_model_len) {
-  const int64_t expected = expected_context_len > 0 ? expected_context_len : (max_model_len + 1) / 2;
+  const int64_t expected =
+      expected_context_len > 0 ? expected_context_len : (max_model_len + 1) / 2;
   if (expected <= kLongestContext) return expected;
-  return absl::InvalidArgumentError(absl::StrCat("--expected-context-len ", expected,
-                                                 ": expected at most ", kLongestContext));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--expected-context-len ", expected, ": expected at most ", kLongestContext));
 }
 
 absl::StatusOr<std::vector<StripeOption>> StripeOptionsOf(const ModelSpec& spec,

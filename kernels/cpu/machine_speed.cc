@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "hwy/aligned_allocator.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -91,7 +89,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kMultiplyAddSteps = 1'000'000;  // about 5 ms
 constexpr size_t kPiece = size_t{1} << 20;
 constexpr size_t kMemoryBytes = size_t{128} << 20;  // several times the last cache of a socket
-constexpr size_t kLeastMemoryBytes = size_t{16} << 20;
 constexpr Clock::duration kEach = std::chrono::milliseconds(70);
 
 // Keeps the compiler from dropping what has no other use.
@@ -99,16 +96,6 @@ std::atomic<float> g_sink;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Of as many calls as fill the time.
-double MedianRate(absl::FunctionRef<double()> measure) {
-  std::vector<double> rates;
-  for (const Clock::time_point end = Clock::now() + kEach; Clock::now() < end;) {
-    rates.push_back(measure());
-  }
-  std::nth_element(rates.begin(), rates.begin() + rates.size() / 2, rates.end());
-  return rates[rates.size() / 2];
 }
 
 }  // namespace
@@ -139,14 +126,20 @@ double ReadRate(CpuThreadPool& pool, std::span<const std::byte> memory) {
   return static_cast<double>(num_pieces) * kPiece / SecondsSince(start);
 }
 
-MachineSpeed MeasureMachine(CpuThreadPool& pool, int num_sharing) {
-  const size_t bytes = std::max(kMemoryBytes / num_sharing / kPiece * kPiece, kLeastMemoryBytes);
-  const auto memory = hwy::AllocateAligned<std::byte>(bytes);
-  pool.ParallelFor(bytes / kPiece, [&](int64_t piece) {  // gives it pages of its own
+MachineSpeed MeasureMachine(CpuThreadPool& pool) {
+  const auto memory = hwy::AllocateAligned<std::byte>(kMemoryBytes);
+  pool.ParallelFor(kMemoryBytes / kPiece, [&](int64_t piece) {  // gives it pages of its own
     std::memset(memory.get() + static_cast<size_t>(piece) * kPiece, 1, kPiece);
   });
-  return {.flops = MedianRate([&] { return MultiplyAddRate(pool, pool.num_threads()); }),
-          .read_bytes_per_second = MedianRate([&] { return ReadRate(pool, {memory.get(), bytes}); })};
+  MachineSpeed speed;
+  for (const Clock::time_point end = Clock::now() + kEach; Clock::now() < end;) {
+    speed.flops = std::max(speed.flops, MultiplyAddRate(pool, pool.num_threads()));
+  }
+  for (const Clock::time_point end = Clock::now() + kEach; Clock::now() < end;) {
+    speed.read_bytes_per_second =
+        std::max(speed.read_bytes_per_second, ReadRate(pool, {memory.get(), kMemoryBytes}));
+  }
+  return speed;
 }
 
 }  // namespace heddle

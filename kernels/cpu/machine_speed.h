@@ -22,9 +22,7 @@ struct MachineSpeed {
   double read_bytes_per_second = 0;
 };
 
-// What all threads of the pool reach together: medians over about 0.2 s, so that neither a CPU that
-// still sleeps nor a slice of time that another process misses counts. `num_sharing` processes that
-// share a last cache may measure at once, and each then finds its share.
-MachineSpeed MeasureMachine(CpuThreadPool& pool, int num_sharing = 1);
+// The best of what all threads reach within about 0.2 s, which also wakes CPUs that slept.
+MachineSpeed MeasureMachine(CpuThreadPool& pool);
 
 }  // namespace heddle

@@ -184,18 +184,18 @@ absl::Status Run(const Job& job, World& world) {
       const bool is_chosen = options[i].num_stripes == choice.num_stripes;
       if (is_chosen) agrees = measured[i] <= kSame * fastest;
       char text[200];
-      std::snprintf(text, sizeof(text),
-                    "  [%d]%s predicted %.2f (%.2f + %.2f + %.2f) measured %.2f ms",
-                    options[i].num_stripes, is_chosen ? "*" : "", time.total() * 1e3,
-                    time.linear * 1e3, time.attention * 1e3, time.communication * 1e3,
-                    measured[i] * 1e3);
+      std::snprintf(
+          text, sizeof(text), "  [%d]%s predicted %.2f (%.2f + %.2f + %.2f) measured %.2f ms",
+          options[i].num_stripes, is_chosen ? "*" : "", time.total() * 1e3, time.linear * 1e3,
+          time.attention * 1e3, time.communication * 1e3, measured[i] * 1e3);
       line += text;
     }
     agreed += agrees;
     std::printf("%s  %s\n", line.c_str(), agrees ? "ok" : "NOT");
     std::fflush(stdout);
   }
-  if (prints) std::printf("chosen within 5 %% of the fastest: %d of %zu\n", agreed, job.cells.size());
+  if (prints)
+    std::printf("chosen within 5 %% of the fastest: %d of %zu\n", agreed, job.cells.size());
   return world.control->Barrier();
 }
 

@@ -1,5 +1,5 @@
-// What the pools of all ranks hold of keys, values and latents, and what a step touches of them: seen
-// in the pages themselves.
+// What the pools of all ranks hold of keys, values and latents, and what a step touches of them:
+// seen in the pages themselves.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -206,10 +206,15 @@ TEST(CacheContents, BytesInThePoolsOfAllRanks) {
   Prompts prompts;
   for (const int64_t length : {1, 4, 15, 30, 33}) prompts.push_back(RandomTokens(length, random));
   const int64_t num_sequences = std::ssize(prompts);
-  for (const Case& one : {Case{"mla-lite", 1, 4}, {"mla-lite", 2, 2}, {"mla-lite", 4, 1},
-                          {"mqa", 1, 4}, {"mqa", 4, 1},
+  for (const Case& one : {Case{"mla-lite", 1, 4},
+                          {"mla-lite", 2, 2},
+                          {"mla-lite", 4, 1},
+                          {"mqa", 1, 4},
+                          {"mqa", 4, 1},
                           // Two KV heads, each on two ranks.
-                          {"gqa-a", 1, 2}, {"gqa-a", 2, 1}, {"gqa-a", 4, 1}}) {
+                          {"gqa-a", 1, 2},
+                          {"gqa-a", 2, 1},
+                          {"gqa-a", 4, 1}}) {
     SCOPED_TRACE(absl::StrCat(one.model, ", ", one.num_stripes, " stripes"));
     const auto alone = BytesOfRanks(Config(one.model, 1), 1, prompts);
     const auto ranks = BytesOfRanks(Config(one.model, one.num_stripes), 4, prompts);

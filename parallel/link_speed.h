@@ -23,7 +23,8 @@ struct CollectiveSpeed {
 absl::StatusOr<CollectiveSpeed> MeasureAllReduce(World& world, Backend& backend, Stream& stream);
 
 // What every `group_size` ranks in a row send each other while all other groups do the same;
-// `group_size` is above one and divides the number of ranks.
+// `group_size` is above one and divides the number of ranks. Below it, a group is split off the
+// world for good (Communicator::Split).
 absl::StatusOr<CollectiveSpeed> MeasureExchange(World& world, int group_size, Backend& backend,
                                                 Stream& stream);
 

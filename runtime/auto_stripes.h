@@ -29,7 +29,8 @@ absl::StatusOr<int64_t> NumPagesOf(const EngineConfig& config, const EngineLimit
 // fast they sum. Takes about 0.2 s and up to 128 MiB a node. The same on all ranks.
 absl::StatusOr<DeviceFigures> MeasureRanks(World& world, Backend& backend, Stream& stream);
 
-// Collective: fills in the exchange of every option of more than one stripe.
+// Collective: fills in the exchange of every option of more than one stripe. Of more than six the
+// smaller groups are taken to be as slow as the smallest that was measured. `options`: ascending.
 absl::Status MeasureExchanges(std::span<StripeOption> options, World& world, Backend& backend,
                               Stream& stream);
 

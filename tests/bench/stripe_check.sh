@@ -47,7 +47,7 @@ for run in "$@"; do
       ip -n "$space" link set lo up
       # Frames as of a network, not of 64 KiB.
       ip -n "$space" link set lo mtu 1500
-      ip netns exec "$space" tc qdisc add dev lo root tbf rate "$rate" burst 64kb latency 100ms
+      ip netns exec "$space" tc qdisc add dev lo root tbf rate "$rate" burst 5kb latency 100ms
       # shellcheck disable=SC2086
       ip netns exec "$space" mpirun -n "$ranks" --mca btl tcp,self --mca btl_tcp_if_include lo \
         "$build/tests/bench/stripe_check" "$folder" "$per_node" $cells

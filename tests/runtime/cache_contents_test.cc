@@ -79,6 +79,15 @@ std::vector<int32_t> RandomTokens(int64_t count, std::mt19937& random) {
   return tokens;
 }
 
+PageLedgerOptions LedgerOptions(int64_t num_stripes, int64_t pages_per_stripe) {
+  PageLedgerOptions options;
+  options.page_size = kPageSize;
+  options.num_stripes = num_stripes;
+  options.pages_per_stripe = pages_per_stripe;
+  options.enable_prefix_caching = true;
+  return options;
+}
+
 // Drives the worker of one rank with plans that all ranks make alike. The pool is full of NaN at
 // first.
 class RankDriver {
@@ -137,10 +146,7 @@ class RankDriver {
   explicit RankDriver(std::unique_ptr<Worker> worker)
       : worker_(std::move(worker)),
         ledger_(std::make_unique<PageLedger>(
-            PageLedgerOptions{.page_size = worker_->limits().page_size,
-                              .num_stripes = worker_->limits().num_stripes,
-                              .pages_per_stripe = worker_->limits().num_pages,
-                              .enable_prefix_caching = true})) {}
+            LedgerOptions(worker_->limits().num_stripes, worker_->limits().num_pages))) {}
 
   absl::Status Execute(StepPlan plan) {
     plan.epoch = ++epoch_;
@@ -166,12 +172,11 @@ class RankDriver {
 absl::Status OnRanks(const EngineConfig& config, int num_ranks,
                      const std::function<absl::Status(RankDriver& rank, int index)>& body) {
   ASSIGN_OR_RETURN(const auto world, ThreadWorld::Create({.size = num_ranks}));
-  for (const absl::Status& status : world->Run([&](World& self) -> absl::Status {
-         ASSIGN_OR_RETURN(RankDriver rank, RankDriver::Create(config, self));
-         return body(rank, self.self.rank);
-       })) {
-    RETURN_IF_ERROR(status);
-  }
+  const auto statuses = world->Run([&](World& self) -> absl::Status {
+    ASSIGN_OR_RETURN(RankDriver rank, RankDriver::Create(config, self));
+    return body(rank, self.self.rank);
+  });
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
   return absl::OkStatus();
 }
 
@@ -179,13 +184,14 @@ absl::Status OnRanks(const EngineConfig& config, int num_ranks,
 absl::StatusOr<std::vector<CacheBytes>> BytesOfRanks(const EngineConfig& config, int num_ranks,
                                                      const Prompts& prompts) {
   std::vector<CacheBytes> bytes(num_ranks);
-  RETURN_IF_ERROR(OnRanks(config, num_ranks, [&](RankDriver& rank, int index) -> absl::Status {
+  const auto body = [&](RankDriver& rank, int index) -> absl::Status {
     for (const std::vector<int32_t>& prompt : prompts) {
       RETURN_IF_ERROR(rank.Prefill(prompt, /*num_output=*/0));
     }
     bytes[index] = CountBytes(rank.pool());
     return absl::OkStatus();
-  }));
+  };
+  RETURN_IF_ERROR(OnRanks(config, num_ranks, body));
   return bytes;
 }
 
@@ -448,10 +454,7 @@ double FullestOverMean(const std::vector<int64_t>& stripes) {
 
 TEST(CacheContents, ShortRequestsWithASharedPrefixFillStripesAlike) {
   std::mt19937 random(7);
-  PageLedger ledger({.page_size = kPageSize,
-                     .num_stripes = kStripes,
-                     .pages_per_stripe = 300,
-                     .enable_prefix_caching = true});
+  PageLedger ledger(LedgerOptions(kStripes, 300));
   const std::vector<int32_t> prefix = RandomTokens(6 * kPageSize + 1, random);
   std::vector<SequenceId> running;
   double worst = 0;

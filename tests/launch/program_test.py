@@ -399,7 +399,8 @@ class InspectTest(ProgramTest):
         for num_ranks in (3, 5):  # a KV head each, and heads that are shared
             self.run_heddle(num_ranks, "bench", "throughput", "--model",
                             os.path.join(models, "gqa-odd"), "--input-len", 4, "--output-len", 2,
-                            "--num-prompts", 2, "--num-kv-pages", 8, "--output-json", figures)
+                            "--num-prompts", 2, "--num-kv-pages", 8, "--output-json", figures,
+                            "--decode-context-parallel-size", 1)
             with open(figures) as file:
                 run = json.load(file)
             stdout, _ = self.inspect(

@@ -1,10 +1,10 @@
 #include "parallel/link_speed.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -25,11 +25,12 @@ constexpr int64_t kLargeBytes = int64_t{256} << 10;
 // one after the other, and may have gone to sleep; ranks that share a core work in turn. So here
 // ranks do rounds of work, some tenths of a millisecond of copies, with and without a call after
 // each.
-constexpr int kCopiesOfRound = 10;
+constexpr int kCopiesOfRound = 20;
 constexpr double kSecondsOfCalls = 5e-3;
 constexpr int kLeastRounds = 3;
-constexpr int kMostRounds = 10;
-constexpr int kRepetitions = 3;  // the least disturbed one counts
+constexpr int kMostRounds = 4;
+// The second fastest counts: some are disturbed, and in one no rank may have gone to sleep.
+constexpr int kRepetitions = 5;
 
 constexpr double kLeastSeconds = 1e-7;  // of a call
 
@@ -78,16 +79,16 @@ absl::Status DoRounds(int rounds, Call call, const Rank& rank) {
 // Seconds of a round, from when all ranks begin until all are done.
 absl::StatusOr<double> SecondsOfRound(int rounds, Call call, const Rank& rank) {
   ControlChannel& control = *rank.world.control;
-  double least = std::numeric_limits<double>::infinity();
-  for (int repetition = 0; repetition < kRepetitions; ++repetition) {
+  std::array<double, kRepetitions> times;
+  for (double& time : times) {
     RETURN_IF_ERROR(control.Barrier());
     const Clock::time_point start = Clock::now();
     RETURN_IF_ERROR(DoRounds(rounds, call, rank));
     RETURN_IF_ERROR(control.Barrier());
-    ASSIGN_OR_RETURN(const double seconds, SlowestOf(SecondsSince(start), control));
-    least = std::min(least, seconds / rounds);
+    ASSIGN_OR_RETURN(time, SlowestOf(SecondsSince(start), control));
   }
-  return least;
+  std::sort(times.begin(), times.end());
+  return times[1] / rounds;
 }
 
 // What a call that moves `bytes` adds to a round. Noise may hide a short one, but none is faster

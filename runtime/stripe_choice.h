@@ -41,9 +41,9 @@ absl::StatusOr<std::vector<StripeOption>> StripeOptionsOf(const ModelSpec& spec,
                                                           ShardLayoutOptions layout,
                                                           double memory_bytes);
 
-// What counts as equal: pages are whole, and predictions are no better.
+// What counts as equal: pages are whole, and weights of a rank differ a little.
 inline constexpr double kSameCapacity = 0.95;  // of the most tokens
-inline constexpr double kSameTime = 1.02;      // of the least time
+inline constexpr double kSameTime = 1.005;     // of the least time
 
 struct StripeChoice {
   int num_stripes = 1;

@@ -148,8 +148,8 @@ void PrintText(const Json& model, const ShardLayout& layout) {
   }
 }
 
-// What --decode-context-parallel-size auto would stand for, and by whose figures. A job measures its
-// ranks and links instead.
+// What --decode-context-parallel-size auto would stand for, and by whose figures. A job measures
+// its ranks and links instead.
 absl::StatusOr<StripeChoice> ChooseForDevice(const CommandLine& line, const Checkpoint& checkpoint,
                                              const ShardLayoutOptions& options) {
   ASSIGN_OR_RETURN(const DeviceFigures device,

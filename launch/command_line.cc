@@ -246,7 +246,7 @@ class Parser {
                      "Ranks that share the model; the world's size by default");
     app->add_option("--decode-context-parallel-size,--dcp", raw_.num_stripes,
                     "Stripes of the cache: auto or a count");
-    AddCount(app, "--expected-context-len", line_.parallel.expected_context_len,
+    AddCount(app, "--expected-context-len", engine.expected_context_len,
              "For the choice of auto; half of --max-model-len by default");
     app->add_flag("--enable-expert-parallel", engine.enable_expert_parallel,
                   "Deal whole experts over ranks");

@@ -84,8 +84,15 @@ void AddFfn(const ModelSpec& spec, int64_t layer, const GroupBuilder& builder, M
 // Seconds that a row takes to be multiplied by the group.
 double RowSeconds(const WeightGroup& group, const DeviceFigures& device) {
   const double fp8_flops = device.fp8_flops > 0 ? device.fp8_flops : device.flops;
-  return 2 * (group.fp8_parameters / fp8_flops +
-              (group.parameters - group.fp8_parameters) / device.flops);
+  return 2 *
+         (group.fp8_parameters / fp8_flops +
+          (group.parameters - group.fp8_parameters) / device.flops) /
+         device.attained_flops_share;
+}
+
+// Of reading and computing together.
+double RooflineSeconds(double reading, double computing, const DeviceFigures& device) {
+  return device.overlaps_reads ? std::max(reading, computing) : reading + computing;
 }
 
 double ChosenExperts(const ModelSpec& spec) {  // by one token, of all
@@ -116,7 +123,7 @@ class LinearTime {
 
   double reading() const { return bytes_ / device_.read_bytes_per_second; }
   double computing() const { return compute_; }
-  double seconds() const { return std::max(reading(), computing()); }
+  double seconds() const { return RooflineSeconds(reading(), computing(), device_); }
 
  private:
   void Multiply(const WeightGroup& group, double rows) {
@@ -172,8 +179,9 @@ double VisibleTokens(const ModelSpec& spec, int64_t context) {
 }
 
 double AttentionSeconds(const AttentionWork& work, double tokens, const DeviceFigures& device) {
-  return tokens *
-         std::max(work.bytes / device.read_bytes_per_second, work.operations / device.flops);
+  return tokens * RooflineSeconds(work.bytes / device.read_bytes_per_second,
+                                  work.operations / (device.flops * device.attained_flops_share),
+                                  device);
 }
 
 KvGrid GridOf(const ModelSpec& spec, const Placement& placement) {

@@ -2,8 +2,9 @@
 // how long that takes at best. Formulas are here, the figures of devices in device_table.h.
 //
 // A step's time is the sum of three parts: linear layers and attention, each the longer of reading
-// and computing (a roofline), and the collectives, each its latency and its bytes over the link.
-// Nothing overlaps, routing to experts is uniform, and sampling and launching are free.
+// and computing (a roofline; on CPUs, which do one after the other, their sum), and the
+// collectives, each its latency and its bytes over the link. Nothing overlaps, routing to experts
+// is uniform, and sampling and launching are free.
 #pragma once
 
 #include <cstdint>

@@ -7,14 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "parallel/link_speed.h"
 
 namespace heddle {
-
-// Of one kind of collective over the ranks of a node.
-struct CollectiveSpeed {
-  double latency_seconds = 0;   // of a call that moves next to nothing
-  double bytes_per_second = 0;  // that a rank receives while it sends as many
-};
 
 // Of one rank's device. Plain numbers: whoever has measured better ones puts those in.
 struct DeviceFigures {
@@ -23,7 +18,11 @@ struct DeviceFigures {
   double read_bytes_per_second = 0;
   // Dense, a multiply-add being two operations: of bfloat16 with float32 sums, on a CPU of float32.
   double flops = 0;
-  double fp8_flops = 0;          // 0: float8 is widened first
+  double fp8_flops = 0;  // 0: float8 is widened first
+  // How near kernels come: the share of `flops` that they reach, and whether they read and compute
+  // at the same time or one after the other.
+  double attained_flops_share = 1;
+  bool overlaps_reads = true;
   int64_t activation_bytes = 2;  // of an element that ranks exchange
   CollectiveSpeed all_reduce = {};
   CollectiveSpeed all_gather = {};
@@ -31,6 +30,10 @@ struct DeviceFigures {
   CollectiveSpeed all_to_all = {};
   std::string source;
 };
+
+// A CPU of so many operations and bytes a second, with a node's shared memory between ranks; its
+// memory and source are left out.
+DeviceFigures CpuFigures(double flops, double read_bytes_per_second);
 
 // The built-in GPUs, and "cpu" last.
 std::vector<std::string> DeviceNames();

@@ -1,6 +1,7 @@
 #include "runtime/stripe_choice.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,14 +25,6 @@ struct Candidate {
   bool holds_load = false;
   StepTime time;
 };
-
-bool IsBetter(const Candidate& one, const Candidate& other) {
-  if (one.holds_load != other.holds_load) return one.holds_load;
-  if (!one.holds_load && one.option.capacity_tokens != other.option.capacity_tokens) {
-    return one.option.capacity_tokens > other.option.capacity_tokens;
-  }
-  return one.time.total() < other.time.total();
-}
 
 std::string Explain(const std::vector<Candidate>& candidates, const Candidate& best,
                     const ExpectedLoad& load) {
@@ -57,6 +50,14 @@ std::string Explain(const std::vector<Candidate>& candidates, const Candidate& b
 
 }  // namespace
 
+absl::StatusOr<int64_t> ExpectedContext(int64_t expected_context_len, int64_t max_model_len) {
+  const int64_t expected =
+      expected_context_len > 0 ? expected_context_len : (max_model_len + 1) / 2;
+  if (expected <= kLongestContext) return expected;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--expected-context-len ", expected, ": expected at most ", kLongestContext));
+}
+
 absl::StatusOr<std::vector<StripeOption>> StripeOptionsOf(const ModelSpec& spec,
                                                           const WeightSource& weights,
                                                           ShardLayoutOptions layout,
@@ -73,18 +74,41 @@ absl::StatusOr<std::vector<StripeOption>> StripeOptionsOf(const ModelSpec& spec,
   return options;
 }
 
+StepTime PredictOption(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
+                       const StripeOption& option, const ExpectedLoad& load) {
+  DeviceFigures figures = device;
+  if (option.exchange.has_value()) figures.all_gather = figures.all_to_all = *option.exchange;
+  const Placement placement = {.num_ranks = num_ranks, .num_stripes = option.num_stripes};
+  return PredictStep(model, figures, placement, load.max_num_seqs, load.context_len);
+}
+
 StripeChoice ChooseStripes(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
                            std::span<const StripeOption> options, const ExpectedLoad& load) {
   CHECK(!options.empty());
   std::vector<Candidate> candidates;
+  int64_t most_tokens = 0;
+  bool any_holds_load = false;
   for (const StripeOption& option : options) {
-    const Placement placement = {.num_ranks = num_ranks, .num_stripes = option.num_stripes};
-    candidates.push_back(
-        {.option = option,
-         .holds_load = option.capacity_tokens / load.context_len >= load.max_num_seqs,
-         .time = PredictStep(model, device, placement, load.max_num_seqs, load.context_len)});
+    const bool holds_load = option.capacity_tokens / load.context_len >= load.max_num_seqs;
+    candidates.push_back({.option = option,
+                          .holds_load = holds_load,
+                          .time = PredictOption(model, device, num_ranks, option, load)});
+    most_tokens = std::max(most_tokens, option.capacity_tokens);
+    any_holds_load |= holds_load;
   }
-  const Candidate& best = *std::min_element(candidates.begin(), candidates.end(), IsBetter);
+  const auto has_room = [&](const Candidate& one) {
+    return any_holds_load ? one.holds_load
+                          : static_cast<double>(one.option.capacity_tokens) >=
+                                kSameCapacity * static_cast<double>(most_tokens);
+  };
+  double least_time = std::numeric_limits<double>::infinity();
+  for (const Candidate& one : candidates) {
+    if (has_room(one)) least_time = std::min(least_time, one.time.total());
+  }
+  const Candidate& best =
+      *std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& one) {
+        return has_room(one) && one.time.total() <= kSameTime * least_time;
+      });
   return {.num_stripes = best.option.num_stripes, .why = Explain(candidates, best, load)};
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "parallel/startup_check.h"
 #include "runtime/agreement.h"
+#include "runtime/auto_stripes.h"
 #include "runtime/cpu_share.h"
 #include "runtime/memory_share.h"
 #include "runtime/model/decoder.h"
@@ -91,19 +92,11 @@ class ShardWorker : public Worker {
     BackendOptions backend_options;
     backend_options.device = config.device;
     backend_options.cpu.stream_mode = config.stream_mode;
-    backend_options.cpu.num_threads = config.num_threads > 0 ? config.num_threads : num_threads;
+    backend_options.cpu.num_threads = num_threads;
     ASSIGN_OR_RETURN(backend_, CreateBackend(backend_options));
     ASSIGN_OR_RETURN(stream_, backend_->CreateStream());
     if (!config.use_kv_cache) return 0;
-    const CacheBudget budget = {.num_pages = config.num_kv_pages,
-                                .memory_bytes = config.kv_cache_memory_bytes,
-                                .utilization = config.memory_utilization};
-    CacheNeed need;
-    need.bytes_per_page = layout().kv.bytes_per_page();
-    need.longest_sequence = CeilDiv(limits_.max_model_len + 1, limits_.page_size);
-    need.whole_batch = limits_.max_num_seqs * need.longest_sequence;
-    need.free_memory = std::max<int64_t>(free_memory - layout().weight_bytes, 0);
-    return ChooseNumPages(budget, need);
+    return NumPagesOf(config, limits_, layout(), shard_layout_.grid.num_stripes(), free_memory);
   }
 
   // Collective: every rank gets the pages that the tightest can hold, and they can reach each
@@ -188,6 +181,7 @@ class ShardWorker : public Worker {
 
   const EngineLimits& limits() const override { return limits_; }
   const RankLayout& layout() const override { return shard_layout_.ranks[world_.self.rank]; }
+  PagePool* page_pool() override { return pool_.has_value() ? &*pool_ : nullptr; }
 
  private:
   StepLimits ChooseStepLimits(const EngineConfig& config) const {
@@ -343,23 +337,30 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
                                                        Checkpoint& checkpoint,
                                                        int64_t num_sampled_ids, World& world) {
   // What a rank can refuse it refuses before any weight is read, and all ranks together.
-  ASSIGN_OR_RETURN(const int num_threads, AgreeOnThreads(world));
+  ASSIGN_OR_RETURN(const int fair_threads, AgreeOnThreads(world));
+  const int num_threads = config.num_threads > 0 ? config.num_threads : fair_threads;
   const int64_t free_memory = FreeMemory() / world.self.node_size;
   RETURN_IF_ERROR(WarnOfUnequalMemory(free_memory, world));
   int64_t num_pages = 0;
+  absl::StatusOr<EngineLimits> limits = ChooseLimits(config, checkpoint.spec);
+  RETURN_IF_ERROR(AgreeOnStatus(limits.status(), *world.control));
+  ShardLayoutOptions options;
+  options.num_ranks = world.self.size;
+  options.weight_dtype = config.dtype;
+  options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
+  options.page_size = limits->page_size;
+  options.expert_parallel = config.enable_expert_parallel;
+  options.memory_bytes = free_memory;
+  if (!config.num_stripes.has_value()) {
+    ASSIGN_OR_RETURN(limits->num_stripes,
+                     ChooseStripesOfJob(config, *limits, checkpoint.spec, *checkpoint.weights,
+                                        options, num_threads, world));
+  }
+  options.num_stripes = static_cast<int>(limits->num_stripes);
   const auto prepare = [&]() -> absl::StatusOr<std::unique_ptr<ShardWorker>> {
-    ASSIGN_OR_RETURN(const EngineLimits limits, ChooseLimits(config, checkpoint.spec));
-    ShardLayoutOptions options;
-    options.num_ranks = world.self.size;
-    options.num_stripes = static_cast<int>(limits.num_stripes);
-    options.weight_dtype = config.dtype;
-    options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
-    options.page_size = limits.page_size;
-    options.expert_parallel = config.enable_expert_parallel;
-    options.memory_bytes = free_memory;
     ASSIGN_OR_RETURN(ShardLayout layout,
                      BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
-    auto worker = std::make_unique<ShardWorker>(world, checkpoint.spec, limits, std::move(layout));
+    auto worker = std::make_unique<ShardWorker>(world, checkpoint.spec, *limits, std::move(layout));
     ASSIGN_OR_RETURN(num_pages, worker->Open(config, num_threads, free_memory));
     return worker;
   };

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache/page_pool.h"
 #include "parallel/world.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/engine_config.h"
@@ -59,6 +60,8 @@ class Worker {
 
   virtual const EngineLimits& limits() const = 0;
   virtual const RankLayout& layout() const = 0;
+  // This rank's pages, null without a cache: for tests that look at the bytes.
+  virtual PagePool* page_pool() = 0;
 };
 
 }  // namespace heddle

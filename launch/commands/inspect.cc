@@ -148,7 +148,8 @@ void PrintText(const Json& model, const ShardLayout& layout) {
   }
 }
 
-// What --decode-context-parallel-size auto would stand for.
+// What --decode-context-parallel-size auto would stand for, and by whose figures. A job measures
+// its ranks and links instead.
 absl::StatusOr<StripeChoice> ChooseForDevice(const CommandLine& line, const Checkpoint& checkpoint,
                                              const ShardLayoutOptions& options) {
   ASSIGN_OR_RETURN(const DeviceFigures device,
@@ -160,9 +161,12 @@ absl::StatusOr<StripeChoice> ChooseForDevice(const CommandLine& line, const Chec
   const ExpectedLoad load = {
       .max_num_seqs = line.plan.max_num_seqs.value_or(line.engine.max_num_seqs),
       .context_len = context};
-  return ChooseStripes(
+  StripeChoice choice = ChooseStripes(
       CostsOf(checkpoint.spec, *checkpoint.weights, options.kv_cache_dtype, options.weight_dtype),
       device, options.num_ranks, stripes, load);
+  absl::StrAppend(&choice.why, "; by the figures of ", device.name, " (", device.source,
+                  "; links as in the table), where a job measures its own ranks and links");
+  return choice;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/stripe_choice.h"
 
 namespace heddle {
 namespace {
@@ -40,14 +41,7 @@ absl::StatusOr<double> MemoryOf(const CommandLine& line, const DeviceFigures& de
 absl::StatusOr<int64_t> ExpectedContext(const CommandLine& line, const ModelSpec& spec) {
   const int64_t longest =
       line.engine.max_model_len > 0 ? line.engine.max_model_len : spec.max_position_embeddings;
-  const int64_t expected = line.parallel.expected_context_len > 0
-                               ? line.parallel.expected_context_len
-                               : (longest + 1) / 2;
-  if (expected > kLongestContext) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--expected-context-len ", expected, ": expected at most ", kLongestContext));
-  }
-  return expected;
+  return ExpectedContext(line.engine.expected_context_len, longest);
 }
 
 std::string PlacementName(const ModelSpec& spec, const Placement& placement) {

@@ -50,6 +50,7 @@ EngineConfig Config(const std::string& model, int num_threads) {
   config.max_model_len = 2048;
   config.max_num_seqs = 16;
   config.num_threads = num_threads;
+  config.num_stripes = 1;
   config.enable_prefix_caching = false;
   return config;
 }

@@ -135,7 +135,9 @@ class ProgramTest(unittest.TestCase):
         return done.stdout, done.stderr
 
     def generate(self, num_ranks, rows, *flags, model="gqa-a", **options):
-        """The result lines."""
+        """The result lines. Auto would take some time to measure the machine."""
+        if "--decode-context-parallel-size" not in flags:
+            flags = ("--decode-context-parallel-size", 1, *flags)
         stdout, _ = self.run_heddle(
             num_ranks, "generate", "--model", os.path.join(models, model), "--prompt-file",
             self.rows(rows), "--temperature", 0, "--num-kv-pages", 64, *flags, **options)
@@ -146,6 +148,17 @@ class ProgramTest(unittest.TestCase):
 
 
 class GenerateTest(ProgramTest):
+    def test_auto_says_what_it_chose_and_gives_the_same_lines(self):
+        fixed = self.generate(2, PROMPTS, "--ignore-eos", model="mqa")
+        stdout, stderr = self.run_heddle(
+            2, "generate", "--model", os.path.join(models, "mqa"), "--prompt-file",
+            self.rows(PROMPTS), "--temperature", 0, "--num-kv-pages", 64, "--ignore-eos",
+            "--expected-context-len", 32)
+        self.assertEqual(self.token_ids(map(json.loads, stdout.splitlines())),
+                         self.token_ids(fixed))
+        self.assertEqual(stderr.count("--decode-context-parallel-size auto is "), 1, stderr)
+        self.assertIn("for 64 sequences of 32 tokens", stderr)
+
     def test_any_number_of_ranks_gives_the_same_lines_in_input_order(self):
         alone = self.generate(ALONE, PROMPTS, "--ignore-eos")
         self.assertEqual([line["id"] for line in alone], ["b", "a", "b", "17", "4"])
@@ -400,7 +413,8 @@ class InspectTest(ProgramTest):
         for num_ranks in (3, 5):  # a KV head each, and heads that are shared
             self.run_heddle(num_ranks, "bench", "throughput", "--model",
                             os.path.join(models, "gqa-odd"), "--input-len", 4, "--output-len", 2,
-                            "--num-prompts", 2, "--num-kv-pages", 8, "--output-json", figures)
+                            "--num-prompts", 2, "--num-kv-pages", 8, "--output-json", figures,
+                            "--decode-context-parallel-size", 1)
             with open(figures) as file:
                 run = json.load(file)
             stdout, _ = self.inspect(

@@ -16,6 +16,7 @@ EngineConfig TestEngineConfig(const std::string& model) {
   config.num_kv_pages = 64;
   config.int8_activations = false;
   config.num_threads = 1;
+  config.num_stripes = 1;  // auto would measure the machine
   config.verify_every_step = true;
   return config;
 }

@@ -17,7 +17,6 @@ enum class Command { kGenerate, kScore, kBenchThroughput, kBenchLatency, kInspec
 struct ParallelFlags {
   std::optional<int64_t> tensor_parallel_size;  // the world's size if unset
   int64_t expected_context_len = 0;             // 0: max_model_len / 2
-  bool enable_dp_attention = false;
   double distributed_timeout_seconds = 300;
 };
 

@@ -490,19 +490,4 @@ int64_t CapacityTokens(const ShardLayout& layout, double memory_bytes) {
   return page_size == 0 ? 0 : static_cast<int64_t>(pages) * page_size * layout.grid.num_stripes();
 }
 
-double DpAttentionWeightBytes(const ModelCosts& model, const ShardLayout& alone, int num_ranks) {
-  const double dealt = model.dense_ffn.bytes + model.shared_experts.bytes + model.experts.bytes +
-                       model.head.bytes + model.embedding.bytes;
-  return static_cast<double>(alone.MaxWeightBytes()) - dealt * (1 - 1.0 / num_ranks);
-}
-
-int64_t DpAttentionCapacityTokens(const ModelCosts& model, const ShardLayout& alone, int num_ranks,
-                                  double memory_bytes) {
-  const KvLayout& kv = alone.ranks.front().kv;
-  const double room = memory_bytes - DpAttentionWeightBytes(model, alone, num_ranks);
-  if (room < 0) return 0;
-  const double pages = std::floor(room / static_cast<double>(kv.bytes_per_page()));
-  return static_cast<int64_t>(pages) * kv.page_size() * num_ranks;
-}
-
 }  // namespace heddle

@@ -144,10 +144,4 @@ std::optional<int64_t> AttentionBoundContext(const ModelCosts& model, const Devi
 // if the weights alone do not fit.
 int64_t CapacityTokens(const ShardLayout& layout, double memory_bytes);
 
-// With data-parallel attention: the weights of attention whole on every rank, the others dealt
-// evenly, and sequences of its own on each. `alone` is the layout of one rank.
-double DpAttentionWeightBytes(const ModelCosts& model, const ShardLayout& alone, int num_ranks);
-int64_t DpAttentionCapacityTokens(const ModelCosts& model, const ShardLayout& alone, int num_ranks,
-                                  double memory_bytes);
-
 }  // namespace heddle

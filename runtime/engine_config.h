@@ -37,6 +37,8 @@ struct EngineConfig {
   // Stripes of the cache (decode context parallel), a divisor of the number of ranks; one if unset.
   std::optional<int64_t> num_stripes;
   bool enable_expert_parallel = false;  // deal whole experts, not columns of each
+  // MLA: each rank attends, with all heads, for whole sequences of its own. Needs a cache.
+  bool enable_dp_attention = false;
   bool enable_prefix_caching = true;
   bool use_kv_cache = true;
 

@@ -78,6 +78,33 @@ class TensorSizes {
   const int64_t fp8_block_columns_;  // 0: scales are not counted
 };
 
+absl::StatusOr<KvGrid> GridOf(const ModelSpec& spec, const ShardLayoutOptions& options,
+                              int num_ranks, int num_stripes) {
+  if (options.dp_attention) {
+    return KvGrid::CreateDataParallel(spec.total_query_heads, spec.total_kv_heads, num_ranks);
+  }
+  return KvGrid::Create(spec.total_query_heads, spec.total_kv_heads, num_ranks, num_stripes);
+}
+
+// What keeps attention from being data-parallel; nothing if it is not to be.
+std::vector<std::string> ReasonsAgainstDpAttention(const ModelSpec& spec,
+                                                   const ShardLayoutOptions& options) {
+  std::vector<std::string> reasons;
+  if (!options.dp_attention) return reasons;
+  if (!spec.mla.has_value()) {
+    reasons.push_back(absl::StrCat(
+        "--enable-dp-attention: a ", spec.model_type,
+        " model has no latents, which all heads share; leave the flag out and its heads are dealt "
+        "over the ranks, or stripe its cache with --decode-context-parallel-size"));
+  }
+  if (options.num_stripes != 1) {
+    reasons.push_back(absl::StrCat(
+        "--decode-context-parallel-size ", options.num_stripes,
+        ": --enable-dp-attention keeps each sequence whole on one rank; it must be auto or 1"));
+  }
+  return reasons;
+}
+
 int64_t GqaBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,
                  const KvGridRank& heads) {
   const Range query_rows = heads.query_heads.ScaledBy(spec.head_dim);
@@ -259,14 +286,13 @@ int64_t LeastMemory(const ShardLayout& layout) {
 absl::Status CheckMemory(const ModelSpec& spec, const WeightSource& weights,
                          const ShardLayoutOptions& options, const ShardLayout& layout) {
   const int num_ranks = layout.grid.num_ranks();
-  const int num_stripes = layout.grid.num_stripes();
+  const int num_stripes = options.dp_attention ? 1 : layout.grid.num_stripes();
   if (!options.memory_bytes.has_value() || LeastMemory(layout) <= *options.memory_bytes) {
     return absl::OkStatus();
   }
   std::string advice = absl::StrCat("no count up to ", kMostRanksTried, " ranks fits");
   for (int n = num_ranks + num_stripes; n <= kMostRanksTried; n += num_stripes) {
-    absl::StatusOr<KvGrid> grid =
-        KvGrid::Create(spec.total_query_heads, spec.total_kv_heads, n, num_stripes);
+    absl::StatusOr<KvGrid> grid = GridOf(spec, options, n, num_stripes);
     if (!grid.ok()) break;
     ASSIGN_OR_RETURN(const ShardLayout larger, Deal(spec, weights, options, *std::move(grid)));
     if (LeastMemory(larger) <= *options.memory_bytes) {
@@ -303,9 +329,8 @@ int64_t DefaultPageSize(const ModelSpec& spec) { return spec.mla.has_value() ? 6
 
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
-  std::vector<std::string> reasons;
-  absl::StatusOr<KvGrid> grid = KvGrid::Create(spec.total_query_heads, spec.total_kv_heads,
-                                               options.num_ranks, options.num_stripes);
+  std::vector<std::string> reasons = ReasonsAgainstDpAttention(spec, options);
+  absl::StatusOr<KvGrid> grid = GridOf(spec, options, options.num_ranks, options.num_stripes);
   const absl::Status refusal = grid.status();
   if (!refusal.ok()) {
     reasons.emplace_back(refusal.message());

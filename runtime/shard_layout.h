@@ -19,6 +19,9 @@ namespace heddle {
 struct ShardLayoutOptions {
   int num_ranks = 1;
   int num_stripes = 1;
+  // Each rank attends for whole sequences of its own, with all heads, instead of all ranks for all
+  // sequences with some heads each. Only for MLA, and with one stripe here.
+  bool dp_attention = false;
   // Of plain weights. Unset: as in the checkpoint.
   std::optional<DType> weight_dtype = std::nullopt;
   DType kv_cache_dtype = DType::kFloat32;  // float32, bfloat16 or float16

@@ -65,6 +65,11 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
                                                    limits.num_stripes,
                                                    ": without a cache there is nothing to stripe"));
   }
+  if (!config.use_kv_cache && config.enable_dp_attention) {
+    return absl::InvalidArgumentError(
+        "--enable-dp-attention: it deals sequences by where their latents are cached, and "
+        "--no-kv-cache keeps none; leave one of the two out");
+  }
   if (!config.use_kv_cache) {
     // Every step computes whole sequences: the longest one must fit.
     limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, limits.max_model_len);
@@ -131,6 +136,7 @@ class ShardWorker : public Worker {
                      .page_size = limits_.page_size,
                      .stripe = layout().heads.stripe,
                      .num_stripes = shard_layout_.grid.num_stripes(),
+                     .dp_attention = shard_layout_.grid.data_parallel(),
                      .has_cache = config.use_kv_cache,
                      .mla = spec_.mla.has_value(),
                      .absorb_prompts = config.decode_prompts};
@@ -210,7 +216,7 @@ class ShardWorker : public Worker {
                                     : MlaPieceTokens(*spec_.mla, most_heads);
       limits.max_pieces = max_sequences * CeilDiv(limits_.max_model_len, limits.max_piece_tokens);
       // A sequence's first and last page may be partly in the piece.
-      if (shard_layout_.grid.num_stripes() > 1) {
+      if (shard_layout_.grid.num_stripes() > 1 && !shard_layout_.grid.data_parallel()) {
         limits.max_piece_pages = limits.max_piece_tokens / limits_.page_size + 2 * max_sequences;
       }
     }
@@ -348,10 +354,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
   RETURN_IF_ERROR(WarnOfUnequalMemory(free_memory, world));
   int64_t num_pages = 0;
   const auto prepare = [&]() -> absl::StatusOr<std::unique_ptr<ShardWorker>> {
-    ASSIGN_OR_RETURN(const EngineLimits limits, ChooseLimits(config, checkpoint.spec));
+    ASSIGN_OR_RETURN(EngineLimits limits, ChooseLimits(config, checkpoint.spec));
     ShardLayoutOptions options;
     options.num_ranks = world.self.size;
     options.num_stripes = static_cast<int>(limits.num_stripes);
+    options.dp_attention = config.enable_dp_attention;
     options.weight_dtype = config.dtype;
     options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
     options.page_size = limits.page_size;
@@ -359,6 +366,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
     options.memory_bytes = free_memory;
     ASSIGN_OR_RETURN(ShardLayout layout,
                      BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
+    limits.num_stripes = layout.grid.num_stripes();
     auto worker = std::make_unique<ShardWorker>(world, checkpoint.spec, limits, std::move(layout));
     ASSIGN_OR_RETURN(num_pages, worker->Open(config, num_threads, free_memory));
     return worker;

@@ -107,6 +107,7 @@ Json DescribeLayout(const ShardLayout& layout) {
       {"tensor_parallel_size", layout.ranks.size()},
       {"head_shards", layout.grid.num_head_shards()},
       {"stripes", layout.grid.num_stripes()},
+      {"dp_attention", layout.grid.data_parallel()},
       {"max_weight_bytes", layout.MaxWeightBytes()},
       // A step waits for the rank that reads most: 1 is an even deal of what one rank would hold.
       {"mean_over_max_weight_bytes", static_cast<double>(total) /
@@ -130,8 +131,9 @@ void PrintText(const Json& model, const ShardLayout& layout) {
                   value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
     }
   }
-  std::printf("\n%zu rank(s): %d head shard(s) x %d stripe(s)\n", layout.ranks.size(),
-              layout.grid.num_head_shards(), layout.grid.num_stripes());
+  std::printf("\n%zu rank(s): %d head shard(s) x %d stripe(s)%s\n", layout.ranks.size(),
+              layout.grid.num_head_shards(), layout.grid.num_stripes(),
+              layout.grid.data_parallel() ? ", each sequence on one of them with all heads" : "");
   std::printf("%5s %12s %10s %14s %16s %12s %14s\n", "rank", "query heads", "KV heads",
               "FFN columns", "vocabulary", "weights", "KV/token");
   for (size_t rank = 0; rank < layout.ranks.size(); ++rank) {
@@ -176,7 +178,7 @@ absl::StatusOr<int> RunInspect(const CommandLine& line) {
                    BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
   const Json model = DescribeModel(line, checkpoint);
   std::optional<StripeChoice> choice;
-  if (options.num_ranks > 1 && !line.engine.num_stripes.has_value()) {
+  if (options.num_ranks > 1 && !options.dp_attention && !line.engine.num_stripes.has_value()) {
     ASSIGN_OR_RETURN(choice, ChooseForDevice(line, checkpoint, options));
   }
   if (line.output_format == "json") {

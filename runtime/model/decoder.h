@@ -42,8 +42,10 @@ struct DecoderOptions {
 };
 
 // Ranks with empty shares of heads, columns or ids run the same code and join every AllReduce with
-// zeros. Everything that varies between steps of one shape is read from device buffers at fixed
-// addresses, and nothing is read back: the ops of a step may run as late as the next
+// zeros. With data-parallel attention a rank computes norms and attention of its own tokens alone;
+// those of all ranks are gathered for the feed-forward block, of which each rank has a share, and
+// its sums scattered. Everything that varies between steps of one shape is read from device buffers
+// at fixed addresses, and nothing is read back: the ops of a step may run as late as the next
 // synchronisation.
 //
 // Owned by one rank's worker and used from its thread. Activations are allocated once.
@@ -71,10 +73,15 @@ class Decoder {
           DecoderOptions options, AttentionBlock attention, DenseFfnBlock dense_ffn,
           std::optional<MoeFfnBlock> moe_ffn, Backend& backend, Communicator& communicator);
 
-  // Fills what is not yet summed over the ranks; then all ranks hold the same bits.
-  absl::Status SumOverRanks(MatrixView partial, Stream& stream);
+  // [own tokens, hidden] of a [tokens, hidden] matrix.
+  MatrixView OwnRows(const Activation& x, const StepShape& shape) const;
+  // Sums the ranks' summands, in the same order everywhere: every rank gets the sums of its own
+  // tokens, which without data-parallel attention are all of them.
+  absl::Status SumOverRanks(const Activation& partial, const StepShape& shape, Stream& stream);
+  // Completes the rows of this rank's own tokens with those of the others.
+  absl::Status GatherTokens(const Activation& x, const StepShape& shape, Stream& stream);
   absl::Status Norm(ConstMatrixView x, const float* weight, MatrixView out, Stream& stream);
-  // Both fill `out` with this rank's summand.
+  // Both fill `out` with this rank's summand; of data-parallel attention that is all.
   absl::Status Attend(int64_t layer, const StepInputs& inputs, const StepShape& shape,
                       ConstMatrixView x, MatrixView out, Stream& stream);
   absl::Status FeedForward(const std::variant<DenseFfnWeights, MoeWeights>& weights,
@@ -93,6 +100,7 @@ class Decoder {
   std::optional<MoeFfnBlock> moe_ffn_;  // of the layers with experts
 
   int64_t num_tokens_ = 0;  // of the last Forward
+  // With data-parallel attention only the rows of own tokens are kept up through the layers.
   Activation hidden_;       // [tokens, hidden], the residual stream
   Activation normed_;       // [tokens, hidden]
   Activation partial_;      // [tokens, hidden], a block's output

@@ -341,7 +341,6 @@ TEST(CostModel, ContextsFromWhichStripesPay) {
 TEST(CostModel, CapacityIsWhatFitsBesideTheWeights) {
   const ModelSpec spec = SpecOf("deepseek-v2-lite");
   const std::unique_ptr<WeightSource> weights = MakeDeclaredWeights(spec);
-  const ModelCosts costs = CostsOf(spec, *weights, DType::kBFloat16);
   const auto layout = [&](int num_ranks, int num_stripes) {
     absl::StatusOr<ShardLayout> result = BuildShardLayout(spec, *weights,
                                                           {.num_ranks = num_ranks,
@@ -364,15 +363,13 @@ TEST(CostModel, CapacityIsWhatFitsBesideTheWeights) {
   EXPECT_EQ(CapacityTokens(alone, 20 * kGiga), 0);
   EXPECT_EQ(CapacityTokens(alone, static_cast<double>(alone.MaxWeightBytes())), 0);
 
-  // On one rank there is no difference; on more, attention is whole on each.
-  EXPECT_EQ(DpAttentionCapacityTokens(costs, alone, 1, memory), CapacityTokens(alone, memory));
-  EXPECT_GT(DpAttentionWeightBytes(costs, alone, 4),
-            static_cast<double>(replicated.MaxWeightBytes()));
-  EXPECT_LT(DpAttentionWeightBytes(costs, alone, 4),
-            static_cast<double>(alone.MaxWeightBytes()) / 3);
-  EXPECT_GT(DpAttentionCapacityTokens(costs, alone, 4, memory),
-            3.8 * static_cast<double>(CapacityTokens(replicated, memory)));
-  EXPECT_EQ(DpAttentionCapacityTokens(costs, alone, 4, kGiga), 0);
+  // With data-parallel attention a rank holds more weights, and pages of its own.
+  const ShardLayout data_parallel = *BuildShardLayout(
+      spec, *weights,
+      {.num_ranks = 4, .dp_attention = true, .kv_cache_dtype = DType::kBFloat16, .page_size = 64});
+  EXPECT_EQ(CapacityTokens(data_parallel, memory), 4 * expected(data_parallel));
+  EXPECT_GT(data_parallel.MaxWeightBytes(), replicated.MaxWeightBytes());
+  EXPECT_LT(data_parallel.MaxWeightBytes(), alone.MaxWeightBytes() / 3);
 }
 
 class ChooseStripesTest : public ::testing::Test {

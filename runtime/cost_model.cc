@@ -17,7 +17,6 @@ namespace heddle {
 namespace {
 
 constexpr double kLogSumExpBytes = 4;  // of a head's partial result
-constexpr double kFloat8Bytes = 1;
 
 // Sums matrices of a checkpoint, as they are stored here, into groups.
 class GroupBuilder {
@@ -403,11 +402,11 @@ LayerTraffic TrafficOf(const ModelCosts& model, const DeviceFigures& device,
   LayerTraffic traffic;
   if (placement.dp_attention) {
     traffic.hidden_gather = traffic.hidden_scatter = from_others * hidden * element;
-    if (spec.moe.has_value()) {
-      // A copy to each chosen expert, in float8 where the experts are multiplied in it, and back.
-      const bool fp8 = model.experts.fp8_parameters > 0 && device.fp8_flops > 0;
-      traffic.experts = static_cast<double>(spec.moe->num_experts_per_token) / ranks * from_others *
-                        hidden * ((fp8 ? kFloat8Bytes : element) + element);
+    if (spec.moe.has_value() && placement.expert_parallel) {
+      // A copy to each other rank that holds a chosen expert, and a summand back.
+      const auto chosen = static_cast<double>(spec.moe->num_experts_per_token);
+      const double other_ranks = (ranks - 1) * (1 - std::pow(from_others, chosen));
+      traffic.experts = other_ranks / ranks * hidden * 2 * element;
     }
     return traffic;
   }
@@ -430,9 +429,21 @@ StepTime PredictStep(const ModelCosts& model, const DeviceFigures& device,
     return TensorParallelStep(model, device, placement, batch, context);
   }
   const StepTime gathered = DpStep(model, device, placement, batch, context, /*all_to_all=*/false);
-  if (!model.spec.moe.has_value()) return gathered;
+  if (!model.spec.moe.has_value() || !placement.expert_parallel) return gathered;
   const StepTime routed = DpStep(model, device, placement, batch, context, /*all_to_all=*/true);
   return routed.total() < gathered.total() ? routed : gathered;
+}
+
+bool ExchangesExperts(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
+                      int64_t batch) {
+  // Attention takes as long either way, whatever the context.
+  return PredictStep(model, device,
+                     {.num_ranks = num_ranks,
+                      .num_stripes = 1,
+                      .dp_attention = true,
+                      .expert_parallel = true},
+                     batch, /*context=*/1)
+      .all_to_all;
 }
 
 StepTime CeilingStep(const ModelCosts& model, const DeviceFigures& device, int num_ranks,

@@ -88,6 +88,8 @@ struct Placement {
   int num_ranks = 1;
   int num_stripes = 1;        // divides num_ranks
   bool dp_attention = false;  // whole sequences dealt over ranks, num_stripes then being 1
+  // Whole experts dealt over ranks: only then can tokens of dp_attention travel to theirs alone.
+  bool expert_parallel = false;
 };
 
 // The query heads that one read of a cached token serves on the rank with the most.
@@ -118,6 +120,12 @@ struct StepTime {
 // Of one decode step of `batch` sequences that `context` tokens each are cached of.
 StepTime PredictStep(const ModelCosts& model, const DeviceFigures& device,
                      const Placement& placement, int64_t batch, int64_t context);
+
+// Whether a job with data-parallel attention and whole experts dealt should let its tokens travel
+// to their experts alone, rather than gather them all on every rank: what a step of `batch` is
+// predicted to be faster with. Pure.
+bool ExchangesExperts(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
+                      int64_t batch);
 
 // The same if nothing had to be sent, no weight were held twice and all were dealt evenly: what no
 // placement beats. `kv_once`: a token is read by one rank; else by all, as MLA without stripes

@@ -39,6 +39,9 @@ struct EngineConfig {
   bool enable_expert_parallel = false;  // deal whole experts, not columns of each
   // MLA: each rank attends, with all heads, for whole sequences of its own. Needs a cache.
   bool enable_dp_attention = false;
+  // With both: tokens travel to their experts alone, or all are gathered on every rank. As
+  // ExchangesExperts (cost_model.h) says if unset.
+  std::optional<bool> exchange_experts;
   bool enable_prefix_caching = true;
   bool use_kv_cache = true;
 

@@ -182,7 +182,7 @@ absl::StatusOr<std::vector<FfnShare>> DealDenseFfn(const ModelSpec& spec, const 
 // The same for a mixture of experts. The router is on every rank. Columns of the shared experts
 // make up for ranks that hold more of the rest.
 absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const TensorSizes& sizes,
-                                                 int64_t layer, bool expert_parallel,
+                                                 int64_t layer, const ShardLayoutOptions& options,
                                                  std::vector<int64_t>& bytes) {
   const MoeSpec& moe = *spec.moe;
   const int num_ranks = static_cast<int>(bytes.size());
@@ -192,7 +192,7 @@ absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const Te
                              ExpertTensor(spec, layer, 0, FfnMatrix::kDown)};
   const Range whole = {0, moe.expert_intermediate_size};
   std::vector<FfnShare> shares(num_ranks, {.columns = whole, .experts = {0, moe.num_experts}});
-  if (expert_parallel) {
+  if (options.expert_parallel) {
     for (int rank = 0; rank < num_ranks; ++rank) {
       shares[rank].experts = SplitEvenly(moe.num_experts, num_ranks, rank);
     }
@@ -209,8 +209,11 @@ absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const Te
   const FfnTensors shared = {SharedExpertsTensor(layer, FfnMatrix::kGate),
                              SharedExpertsTensor(layer, FfnMatrix::kUp),
                              SharedExpertsTensor(layer, FfnMatrix::kDown)};
-  ASSIGN_OR_RETURN(const std::vector<Range> columns,
-                   SplitFfn(FfnShapeOf(sizes, shared, moe.shared_intermediate_size), bytes));
+  std::vector<Range> columns(num_ranks, {0, moe.shared_intermediate_size});
+  if (!options.exchange_experts) {
+    ASSIGN_OR_RETURN(columns,
+                     SplitFfn(FfnShapeOf(sizes, shared, moe.shared_intermediate_size), bytes));
+  }
   for (int rank = 0; rank < num_ranks; ++rank) {
     shares[rank].shared_columns = columns[rank];
     bytes[rank] += shared.Bytes(sizes, columns[rank]);
@@ -242,7 +245,8 @@ absl::StatusOr<ShardLayout> Deal(const ModelSpec& spec, const WeightSource& weig
                                  const ShardLayoutOptions& options, KvGrid grid) {
   const TensorSizes sizes(spec, weights, options.weight_dtype);
   const int64_t vector_bytes = VectorBytes(weights, sizes);
-  ShardLayout layout = {.grid = std::move(grid), .ranks = {}};
+  ShardLayout layout = {
+      .grid = std::move(grid), .exchanges_experts = options.exchange_experts, .ranks = {}};
   const int num_ranks = layout.grid.num_ranks();
   for (int rank = 0; rank < num_ranks; ++rank) {
     const KvGridRank& heads = layout.grid.rank(rank);
@@ -262,9 +266,8 @@ absl::StatusOr<ShardLayout> Deal(const ModelSpec& spec, const WeightSource& weig
       bytes[rank] = AttentionBytes(spec, sizes, layer, layout.ranks[rank].heads);
     }
     ASSIGN_OR_RETURN(const std::vector<FfnShare> shares,
-                     HasExperts(spec, layer)
-                         ? DealMoeFfn(spec, sizes, layer, options.expert_parallel, bytes)
-                         : DealDenseFfn(spec, sizes, layer, bytes));
+                     HasExperts(spec, layer) ? DealMoeFfn(spec, sizes, layer, options, bytes)
+                                             : DealDenseFfn(spec, sizes, layer, bytes));
     for (int rank = 0; rank < num_ranks; ++rank) {
       layout.ranks[rank].ffn.push_back(shares[rank]);
       layout.ranks[rank].weight_bytes += bytes[rank];
@@ -329,6 +332,7 @@ int64_t DefaultPageSize(const ModelSpec& spec) { return spec.mla.has_value() ? 6
 
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
+  CHECK(!options.exchange_experts || (options.dp_attention && options.expert_parallel));
   std::vector<std::string> reasons = ReasonsAgainstDpAttention(spec, options);
   absl::StatusOr<KvGrid> grid = GridOf(spec, options, options.num_ranks, options.num_stripes);
   const absl::Status refusal = grid.status();

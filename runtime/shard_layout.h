@@ -28,6 +28,9 @@ struct ShardLayoutOptions {
   int64_t page_size = 16;
   // Whole routed experts are dealt over the ranks, rather than columns of each.
   bool expert_parallel = false;
+  // With both of the above: tokens travel to their experts alone, and so the shared experts are
+  // whole on every rank.
+  bool exchange_experts = false;
   // Of one rank, for its weights and one page. Unset: not checked.
   std::optional<int64_t> memory_bytes = std::nullopt;
 };
@@ -53,6 +56,7 @@ struct RankLayout {
 // Immutable.
 struct ShardLayout {
   KvGrid grid;
+  bool exchanges_experts = false;
   std::vector<RankLayout> ranks;
 
   std::vector<Range> VocabularyShards() const;

@@ -79,12 +79,18 @@ absl::Status AddPlacements(const ModelSpec& spec, const WeightSource& weights, P
   if (!spec.mla.has_value() || options.num_ranks == 1) return absl::OkStatus();
   options.num_stripes = 1;
   options.dp_attention = true;
+  options.exchange_experts =
+      options.expert_parallel && plan.model.spec.moe.has_value() &&
+      ExchangesExperts(plan.model, plan.device, options.num_ranks,
+                       plan.load.max_num_seqs > 0 ? plan.load.max_num_seqs : kLargestBatch);
   ASSIGN_OR_RETURN(const ShardLayout layout, BuildShardLayout(spec, weights, options));
-  plan.placements.push_back(
-      {.name = "DP attention",
-       .placement = {.num_ranks = options.num_ranks, .num_stripes = 1, .dp_attention = true},
-       .weight_bytes = static_cast<double>(layout.MaxWeightBytes()),
-       .capacity_tokens = CapacityTokens(layout, plan.memory_bytes)});
+  plan.placements.push_back({.name = "DP attention",
+                             .placement = {.num_ranks = options.num_ranks,
+                                           .num_stripes = 1,
+                                           .dp_attention = true,
+                                           .expert_parallel = options.expert_parallel},
+                             .weight_bytes = static_cast<double>(layout.MaxWeightBytes()),
+                             .capacity_tokens = CapacityTokens(layout, plan.memory_bytes)});
   return absl::OkStatus();
 }
 

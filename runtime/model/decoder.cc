@@ -66,6 +66,16 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelSpec& spec,
   std::unique_ptr<Decoder> decoder = absl::WrapUnique(
       new Decoder(spec, held, weights, std::move(options), std::move(attention),
                   std::move(dense_ffn), std::move(moe_ffn), backend, communicator));
+  if (layout.exchanges_experts) {
+    const auto layer = std::find(spec.moe->layers.begin(), spec.moe->layers.end(), true);
+    const int64_t index = layer - spec.moe->layers.begin();  // they are dealt alike in all layers
+    std::vector<Range> experts;
+    for (const RankLayout& one : layout.ranks) experts.push_back(one.ffn[index].experts);
+    ASSIGN_OR_RETURN(decoder->exchange_,
+                     ExpertExchange::Create(std::move(experts), spec.moe->num_experts_per_token,
+                                            spec.hidden_size, decoder->moe_ffn_->max_tokens(),
+                                            communicator, backend));
+  }
   const auto hidden = [&](int64_t rows) {
     return Activation::Create(rows, spec.hidden_size, backend);
   };
@@ -112,10 +122,7 @@ absl::Status Decoder::RunLayer(int64_t layer, const StepInputs& inputs, const St
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
 
   RETURN_IF_ERROR(Norm(hidden, weights.ffn_norm, normed, stream));
-  RETURN_IF_ERROR(GatherTokens(normed_, shape, stream));
-  RETURN_IF_ERROR(
-      FeedForward(weights.ffn, normed_.Rows(num_tokens_), partial_.Rows(num_tokens_), stream));
-  RETURN_IF_ERROR(SumOverRanks(partial_, shape, stream));
+  RETURN_IF_ERROR(FeedForward(layer, shape, stream));
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
   if (options_.tap) RETURN_IF_ERROR(options_.tap(absl::StrCat("layers.", layer, ".out"), hidden));
   return absl::OkStatus();
@@ -132,12 +139,20 @@ absl::Status Decoder::Attend(int64_t layer, const StepInputs& inputs, const Step
       .Forward(layer, std::get<GqaWeights>(weights), x, inputs, shape, out, options_.tap, stream);
 }
 
-absl::Status Decoder::FeedForward(const std::variant<DenseFfnWeights, MoeWeights>& weights,
-                                  ConstMatrixView x, MatrixView out, Stream& stream) {
-  if (const auto* dense = std::get_if<DenseFfnWeights>(&weights)) {
-    return dense_ffn_.Forward(*dense, x, out, stream);
+absl::Status Decoder::FeedForward(int64_t layer, const StepShape& shape, Stream& stream) {
+  const auto& weights = weights_.layers[layer].ffn;
+  const auto* moe = std::get_if<MoeWeights>(&weights);
+  if (moe != nullptr && exchange_ != nullptr) {
+    return moe_ffn_->ForwardExchanged(*moe, dense_ffn_, *exchange_, OwnRows(normed_, shape),
+                                      shape.tokens_per_rank, OwnRows(partial_, shape), stream);
   }
-  return moe_ffn_->Forward(std::get<MoeWeights>(weights), dense_ffn_, x, out, stream);
+  RETURN_IF_ERROR(GatherTokens(normed_, shape, stream));
+  const MatrixView x = normed_.Rows(num_tokens_);
+  const MatrixView out = partial_.Rows(num_tokens_);
+  RETURN_IF_ERROR(moe != nullptr
+                      ? moe_ffn_->Forward(*moe, dense_ffn_, x, out, stream)
+                      : dense_ffn_.Forward(std::get<DenseFfnWeights>(weights), x, out, stream));
+  return SumOverRanks(partial_, shape, stream);
 }
 
 absl::StatusOr<ConstMatrixView> Decoder::Logits(const int32_t* rows, int64_t num_rows,

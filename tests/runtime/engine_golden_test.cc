@@ -174,8 +174,14 @@ class DpAttentionGolden : public EngineGolden {
 
 TEST_P(DpAttentionGolden, LogitsWithColumnsDealt) { ExpectLogits(); }
 
-TEST_P(DpAttentionGolden, LogitsTokenByTokenWithWholeExpertsDealt) {
+TEST_P(DpAttentionGolden, LogitsWithWholeExpertsDealt) {
   config_.enable_expert_parallel = true;
+  ExpectLogits();
+}
+
+TEST_P(DpAttentionGolden, LogitsTokenByTokenThatTravelToTheirExperts) {
+  config_.enable_expert_parallel = true;
+  config_.exchange_experts = true;
   config_.prefill_chunk = 1;
   config_.stream_mode = CpuStreamMode::kDeferred;
   ExpectLogits();

@@ -36,13 +36,15 @@ struct Setting {
   int64_t mla_piece_tokens = 0;
   int num_stripes = 1;
   bool dp_attention = false;
+  bool exchange_experts = false;
 
   std::string ToString() const {
     return absl::StrCat(model, ": ", num_ranks, " ranks, batch ", batch, ", prefix caching ",
                         prefix_caching, ", chunk ", chunk, ", page ", page_size, ", small pool ",
                         small_pool, ", deferred ", stream_mode == CpuStreamMode::kDeferred,
                         ", expert parallel ", expert_parallel, ", MLA pieces of ", mla_piece_tokens,
-                        ", ", num_stripes, " stripes, DP attention ", dp_attention);
+                        ", ", num_stripes, " stripes, DP attention ", dp_attention,
+                        ", experts exchanged ", exchange_experts);
   }
 };
 
@@ -152,6 +154,7 @@ EngineConfig ConfigOf(const Setting& setting) {
   config.mla_piece_tokens = setting.mla_piece_tokens;
   config.num_stripes = setting.num_stripes;
   config.enable_dp_attention = setting.dp_attention;
+  config.exchange_experts = setting.exchange_experts;
   return config;
 }
 
@@ -210,16 +213,19 @@ TEST_F(EngineMatrix, PairsOfSettings) {
   EXPECT_GT(num_cached_tokens_, 0);
 }
 
-// Heads dealt over the ranks, or whole sequences.
+// Heads dealt over the ranks, whole sequences, or these with tokens that travel to their experts.
 TEST_F(EngineMatrix, PairsOfDeepSeekSettings) {
   std::vector<size_t> sizes = kDeepSeekSizes;
-  sizes.push_back(2);
-  std::set<int> ranks;
+  sizes.push_back(3);
+  std::set<int> ranks, exchanging_ranks;
   std::set<int64_t> page_sizes;
   int64_t num_preemptions = 0, num_cached_tokens = 0;  // with whole sequences dealt
   for (const std::vector<size_t>& row : PairwiseCoveringArray(sizes)) {
     Setting setting = DeepSeekSettingOf(row);
-    setting.dp_attention = row.back() == 1 && HasLatents(setting.model);
+    setting.dp_attention = row.back() > 0 && HasLatents(setting.model);
+    setting.exchange_experts = row.back() == 2 && setting.dp_attention;
+    setting.expert_parallel = setting.expert_parallel || setting.exchange_experts;
+    if (setting.exchange_experts) exchanging_ranks.insert(setting.num_ranks);
     num_preemptions -= setting.dp_attention ? num_preemptions_ : 0;
     num_cached_tokens -= setting.dp_attention ? num_cached_tokens_ : 0;
     Check(setting);
@@ -234,6 +240,7 @@ TEST_F(EngineMatrix, PairsOfDeepSeekSettings) {
   EXPECT_GT(num_preemptions, 0);
   EXPECT_GT(num_cached_tokens, 0);
   EXPECT_EQ(ranks.size(), kDeepSeekRanks.size());
+  EXPECT_EQ(exchanging_ranks.size(), kDeepSeekRanks.size());
   EXPECT_EQ(page_sizes.size(), kDeepSeekPageSizes.size());
 }
 
@@ -278,6 +285,9 @@ TEST_F(NightlyEngineMatrix, AllDeepSeekPlacements) {
         setting.small_pool = row[3] == 1;
         setting.expert_parallel = row[4] == 1;
         Check(setting);
+        if (!setting.dp_attention || !setting.expert_parallel) continue;
+        setting.exchange_experts = true;
+        Check(setting);
       }
     }
   }
@@ -313,6 +323,8 @@ TEST_P(EngineBits, AreThoseOfLogprobs) {
       setting.mla_piece_tokens = row[7] == 0 ? 0 : 64;
       EngineConfig config = ConfigOf(setting);
       config.num_threads = 1 + static_cast<int>(row[5]);
+      config.enable_expert_parallel = dp_attention;
+      config.exchange_experts = dp_attention;
       config.kv_cache_dtype = cache_dtypes[row[6]];
       std::vector<Request> requests = Requests();
       for (Request& request : requests) request.params.logprobs = 3;

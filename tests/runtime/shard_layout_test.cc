@@ -341,6 +341,21 @@ TEST(ShardLayout, DataParallelAttentionIsWholeOnEveryRank) {
       HasSubstr("no count up to 256 ranks fits"));
 }
 
+TEST(ShardLayout, SharedExpertsAreWholeWhereTokensTravel) {
+  const ModelSpec spec = DeepSeek();
+  const auto layout = BuildShardLayout(
+      spec, ShapesOnly(spec, DType::kFloat32),
+      {.num_ranks = 3, .dp_attention = true, .expert_parallel = true, .exchange_experts = true});
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_TRUE(layout->exchanges_experts);
+  int64_t experts = 0;
+  for (const RankLayout& rank : layout->ranks) {
+    experts += rank.ffn[1].experts.size();
+    EXPECT_EQ(rank.ffn[1].shared_columns, (Range{0, 40}));
+  }
+  EXPECT_EQ(experts, 7);
+}
+
 TEST(ShardLayout, DataParallelAttentionNeedsLatentsAndNoStripes) {
   const absl::Status refused =
       BuildShardLayout(GqaA(), ShapesOnly(GqaA(), DType::kFloat32),

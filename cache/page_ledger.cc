@@ -69,6 +69,18 @@ absl::StatusOr<int64_t> PageLedger::Admit(SequenceId id, std::span<const int32_t
                                           int64_t num_tokens, const PrefixUse& use) {
   CHECK(!tokens.empty());
   if (Contains(id)) return DuplicateError(id);
+  absl::StatusOr<Sequence> sequence = Start(tokens, num_tokens, use);
+  if (!sequence.ok() && options_.one_stripe_per_sequence && use.reuse) {
+    sequence = Start(tokens, num_tokens, {.reuse = false, .salt = use.salt});
+  }
+  if (!sequence.ok()) return sequence.status();
+  const int64_t num_shared = sequence->num_committed;
+  sequences_.emplace(id, *std::move(sequence));
+  return num_shared;
+}
+
+absl::StatusOr<PageLedger::Sequence> PageLedger::Start(std::span<const int32_t> tokens,
+                                                       int64_t num_tokens, const PrefixUse& use) {
   Sequence sequence;
   PrefixHit hit;
   if (options_.enable_prefix_caching) {
@@ -78,14 +90,15 @@ absl::StatusOr<int64_t> PageLedger::Admit(SequenceId id, std::span<const int32_t
 
   // What the hit shares comes first: its pages must not be evicted to make room for the rest.
   const int64_t num_shared = hit.num_pages * options_.page_size;
-  sequence.table.first_page = FirstVisiblePage(num_shared);
+  PageTable& table = sequence.table;
+  table.first_page = FirstVisiblePage(num_shared);
   const PrefixNode* node = hit.node;
-  for (int64_t page = hit.num_pages; page > sequence.table.first_page; --page) {
+  for (int64_t page = hit.num_pages; page > table.first_page; --page) {
     Hold(node->page);
-    sequence.table.pages.push_back(LocationOf(node->page));
+    table.pages.push_back(LocationOf(node->page));
     node = node->parent;
   }
-  std::ranges::reverse(sequence.table.pages);
+  std::ranges::reverse(table.pages);
   if (hit.num_pages > 0) {
     index_.Pin(hit.node);
     index_.Unpin(sequence.cursor);
@@ -93,17 +106,20 @@ absl::StatusOr<int64_t> PageLedger::Admit(SequenceId id, std::span<const int32_t
     sequence.num_indexed = hit.num_pages;
     sequence.num_committed = num_shared;
   }
-
-  const int64_t end_page = StartEndPage(sequence.table.first_page, num_tokens);
-  const int64_t num_needed = end_page - sequence.table.end_page();
-  if (num_needed > num_available_) {
-    const absl::Status error = ShortageError(num_needed, num_available_);
-    LetGoAll(sequence);
-    return error;
+  if (options_.one_stripe_per_sequence) {
+    sequence.home =
+        table.pages.empty() ? EmptiestStripe(options_.num_stripes - 1) : table.pages.front().stripe;
   }
-  Grow(sequence.table, end_page);
-  sequences_.emplace(id, std::move(sequence));
-  return num_shared;
+
+  const int64_t end_page = StartEndPage(table.first_page, num_tokens);
+  const int64_t num_needed = end_page - table.end_page();
+  const int64_t num_available = NumAvailableTo(sequence.home);
+  if (num_needed > num_available) {
+    LetGoAll(sequence);
+    return ShortageError(num_needed, num_available);
+  }
+  Grow(sequence, end_page);
+  return sequence;
 }
 
 absl::StatusOr<std::optional<PageCopy>> PageLedger::Fork(SequenceId parent, SequenceId child,
@@ -114,6 +130,7 @@ absl::StatusOr<std::optional<PageCopy>> PageLedger::Fork(SequenceId parent, Sequ
   CHECK_LE(num_shared_tokens, source.num_committed);
   CHECK_LE(num_shared_tokens, num_tokens);
   Sequence sequence;
+  sequence.home = source.home;
   sequence.table.first_page = FirstVisiblePage(num_shared_tokens);
   if (sequence.table.first_page < source.table.first_page) {
     return absl::FailedPreconditionError(
@@ -126,8 +143,9 @@ absl::StatusOr<std::optional<PageCopy>> PageLedger::Fork(SequenceId parent, Sequ
   const int64_t num_whole = num_shared_tokens / options_.page_size;
   const int64_t num_partial = num_shared_tokens % options_.page_size;
   const int64_t end_page = StartEndPage(sequence.table.first_page, num_tokens);
-  if (end_page - num_whole > num_available_) {
-    return ShortageError(end_page - num_whole, num_available_);
+  const int64_t num_available = NumAvailableTo(source.home);
+  if (end_page - num_whole > num_available) {
+    return ShortageError(end_page - num_whole, num_available);
   }
   if (num_partial > 0 && stripes_[source_page(num_whole).stripe].num_available() == 0) {
     return ShortageError(1, 0);
@@ -144,7 +162,7 @@ absl::StatusOr<std::optional<PageCopy>> PageLedger::Fork(SequenceId parent, Sequ
     sequence.table.pages.push_back(copy->target);
     SetFilled(pages_[target], num_partial);
   }
-  Grow(sequence.table, end_page);
+  Grow(sequence, end_page);
   sequence.num_committed = num_shared_tokens;
   if (source.cursor) {
     sequence.cursor = source.cursor;
@@ -159,15 +177,16 @@ absl::StatusOr<std::optional<PageCopy>> PageLedger::Fork(SequenceId parent, Sequ
 }
 
 bool PageLedger::Reserve(SequenceId id, int64_t num_tokens) {
-  PageTable& table = sequences_.at(id).table;
+  Sequence& sequence = sequences_.at(id);
   const int64_t end_page = CeilDiv(num_tokens, options_.page_size);
-  if (end_page - table.end_page() > num_available_) return false;
-  Grow(table, end_page);
+  if (end_page - sequence.table.end_page() > NumAvailableTo(sequence.home)) return false;
+  Grow(sequence, end_page);
   return true;
 }
 
 int64_t PageLedger::ReservableTokens(SequenceId id) const {
-  return (table(id).end_page() + num_available_) * options_.page_size;
+  const Sequence& sequence = sequences_.at(id);
+  return (sequence.table.end_page() + NumAvailableTo(sequence.home)) * options_.page_size;
 }
 
 void PageLedger::Commit(SequenceId id, std::span<const int32_t> tokens, int64_t num_computed) {
@@ -197,7 +216,8 @@ void PageLedger::Release(SequenceId id) {
 const PageTable& PageLedger::table(SequenceId id) const { return sequences_.at(id).table; }
 
 int64_t PageLedger::CapacityTokens() const {
-  return num_pages() >= max_visible_pages_ ? kUnlimited : num_pages() * options_.page_size;
+  const int64_t most = options_.one_stripe_per_sequence ? options_.pages_per_stripe : num_pages();
+  return most >= max_visible_pages_ ? kUnlimited : most * options_.page_size;
 }
 
 double PageLedger::Waste() const {
@@ -226,12 +246,19 @@ PageLedger::PrefixHit PageLedger::FindPrefix(PrefixNode* root,
   const int64_t max_pages = (static_cast<int64_t>(tokens.size()) - 1) / options_.page_size;
   PrefixHit hit;
   PrefixNode* node = root;
-  int64_t first_present = 0;  // of the unbroken run of pages that ends here
+  // Of the unbroken run of pages that ends here: on each stripe, or on all together.
+  std::vector<int64_t> first_present(options_.one_stripe_per_sequence ? options_.num_stripes : 1);
   for (int64_t page = 0; page < max_pages; ++page) {
     node = index_.Find(node, tokens.subspan(page * options_.page_size, options_.page_size));
     if (!node) break;
-    if (node->page == -1) first_present = page + 1;
-    if (first_present <= FirstVisiblePage((page + 1) * options_.page_size)) hit = {node, page + 1};
+    const int64_t first_seen = FirstVisiblePage((page + 1) * options_.page_size);
+    for (size_t run = 0; run < first_present.size(); ++run) {
+      const bool present =
+          node->page != -1 && (!options_.one_stripe_per_sequence ||
+                               LocationOf(node->page).stripe == static_cast<int32_t>(run));
+      if (!present) first_present[run] = page + 1;
+      if (first_present[run] <= first_seen) hit = {node, page + 1};
+    }
   }
   return hit;
 }
@@ -287,16 +314,27 @@ int64_t PageLedger::TakePage(int64_t stripe_index) {
   return index;
 }
 
-void PageLedger::Grow(PageTable& table, int64_t end_page) {
+int64_t PageLedger::NumAvailableTo(int64_t home) const {
+  return options_.one_stripe_per_sequence ? stripes_[home].num_available() : num_available_;
+}
+
+int64_t PageLedger::EmptiestStripe(int64_t previous) const {
+  int64_t best = (previous + 1) % options_.num_stripes;
+  for (int64_t step = 2; step <= options_.num_stripes; ++step) {
+    const int64_t stripe = (previous + step) % options_.num_stripes;
+    if (stripes_[stripe].num_available() > stripes_[best].num_available()) best = stripe;
+  }
+  return best;
+}
+
+void PageLedger::Grow(Sequence& sequence, int64_t end_page) {
+  PageTable& table = sequence.table;
   int64_t previous = table.pages.empty() ? options_.num_stripes - 1 : table.pages.back().stripe;
   while (table.end_page() < end_page) {
-    int64_t best = (previous + 1) % options_.num_stripes;
-    for (int64_t step = 2; step <= options_.num_stripes; ++step) {
-      const int64_t stripe = (previous + step) % options_.num_stripes;
-      if (stripes_[stripe].num_available() > stripes_[best].num_available()) best = stripe;
-    }
-    table.pages.push_back(LocationOf(TakePage(best)));
-    previous = best;
+    const int64_t stripe =
+        options_.one_stripe_per_sequence ? sequence.home : EmptiestStripe(previous);
+    table.pages.push_back(LocationOf(TakePage(stripe)));
+    previous = stripe;
   }
 }
 
@@ -338,7 +376,13 @@ absl::Status PageLedger::CheckIntegrity() const {
   std::vector<int64_t> holders(pages_.size(), 0);
   std::map<const PrefixNode*, int64_t> pins;
   for (const auto& [id, sequence] : sequences_) {
-    for (const PageLocation& location : sequence.table.pages) ++holders[IndexOf(location)];
+    for (const PageLocation& location : sequence.table.pages) {
+      ++holders[IndexOf(location)];
+      if (options_.one_stripe_per_sequence && location.stripe != sequence.home) {
+        return absl::InternalError(absl::StrCat("sequence ", id, " of stripe ", sequence.home,
+                                                " has a page on stripe ", location.stripe));
+      }
+    }
     if (sequence.cursor) ++pins[sequence.cursor];
   }
   enum : uint8_t { kLive, kFree, kEvictable };

@@ -23,6 +23,10 @@ struct PageLedgerOptions {
   int64_t page_size = 16;  // tokens
   int64_t num_stripes = 1;
   int64_t pages_per_stripe = 0;
+  // All pages of a sequence are on one stripe, its home: that of the prefix it shares or, without
+  // one, the stripe with the fewest live pages. A hit is given up, not waited for, where its stripe
+  // lacks room and another has it. Else pages go to the stripe with the most to give.
+  bool one_stripe_per_sequence = false;
   // Positions a token sees, itself included; 0: all. Of the layer that sees most.
   int64_t window = 0;
   bool enable_prefix_caching = false;
@@ -56,9 +60,9 @@ class PageLedger {
   explicit PageLedger(const PageLedgerOptions& options);
 
   // Starts a sequence: shares the pages of its longest known prefix (at most
-  // (tokens - 1) / page_size: the last token is always computed) and reserves room for num_tokens;
-  // with a window, for no more than one token can see. All or nothing. Returns the number of
-  // shared tokens; AlreadyExists; ResourceExhausted.
+  // (tokens - 1) / page_size: the last token is always computed; on one stripe, if that is asked
+  // for) and reserves room for num_tokens; with a window, for no more than one token can see. All
+  // or nothing. Returns the number of shared tokens; AlreadyExists; ResourceExhausted.
   absl::StatusOr<int64_t> Admit(SequenceId id, std::span<const int32_t> tokens, int64_t num_tokens,
                                 const PrefixUse& use = {});
   // Starts `child` with the first num_shared_tokens of `parent`, all committed, and room for
@@ -80,6 +84,9 @@ class PageLedger {
 
   bool Contains(SequenceId id) const { return sequences_.contains(id); }
   const PageTable& table(SequenceId id) const;
+  // Sequences compete for pages within a pool: a stripe each with one_stripe_per_sequence, else one
+  // for all.
+  int64_t PoolOf(SequenceId id) const { return sequences_.at(id).home; }
   const PageLedgerOptions& options() const { return options_; }
 
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
@@ -108,6 +115,7 @@ class PageLedger {
   };
   struct Sequence {
     PageTable table;
+    int64_t home = 0;  // its stripe, if it has one
     int64_t num_committed = 0;
     // Node of the last indexed page (of the key before the first), pinned; null: not indexed.
     PrefixNode* cursor = nullptr;
@@ -127,16 +135,23 @@ class PageLedger {
   // One past the last page to reserve for a sequence that starts with num_tokens.
   int64_t StartEndPage(int64_t first_page, int64_t num_tokens) const;
   PrefixHit FindPrefix(PrefixNode* root, std::span<const int32_t> tokens) const;
+  // What Admit starts.
+  absl::StatusOr<Sequence> Start(std::span<const int32_t> tokens, int64_t num_tokens,
+                                 const PrefixUse& use);
 
   void Hold(int64_t page);
   void LetGo(int64_t page);
   // Adds a live page to the counts of filled pages and tokens, or takes it off.
   void CountLive(const Page& page, int sign);
   void SetFilled(Page& page, int64_t num_filled);
+  // To a sequence with that home.
+  int64_t NumAvailableTo(int64_t home) const;
+  // Ties go to the one that follows `previous` first.
+  int64_t EmptiestStripe(int64_t previous) const;
   // From that stripe, which must have one available.
   int64_t TakePage(int64_t stripe);
   // Appends pages until the table ends at end_page; they must be available.
-  void Grow(PageTable& table, int64_t end_page);
+  void Grow(Sequence& sequence, int64_t end_page);
   void Index(Sequence& sequence, std::span<const int32_t> tokens);
   void DropInvisiblePages(Sequence& sequence);
   void LetGoAll(Sequence& sequence);

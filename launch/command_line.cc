@@ -250,8 +250,8 @@ class Parser {
              "For the choice of auto; half of --max-model-len by default");
     app->add_flag("--enable-expert-parallel", engine.enable_expert_parallel,
                   "Deal whole experts over ranks");
-    app->add_flag("--enable-dp-attention", line_.parallel.enable_dp_attention,
-                  "Data-parallel attention (MLA)");
+    app->add_flag("--enable-dp-attention", engine.enable_dp_attention,
+                  "MLA: deal whole sequences over ranks, each of which attends with all heads");
     AddCount(app, "--max-model-len", engine.max_model_len,
              "Longest prompt + output; the model's limit by default");
     AddCount(app, "--block-size,--page-size", engine.block_size,

@@ -25,7 +25,6 @@ enum class Command {
 
 struct ParallelFlags {
   std::optional<int64_t> tensor_parallel_size;  // the world's size if unset
-  bool enable_dp_attention = false;
   double distributed_timeout_seconds = 300;
 };
 

@@ -18,17 +18,13 @@
 namespace heddle {
 namespace {
 
-// What only a world of a certain size or a later version can do.
+// What only a world of a certain size can do.
 absl::Status CheckParallelFlags(const ParallelFlags& flags, int world_size) {
   if (flags.tensor_parallel_size.has_value() && *flags.tensor_parallel_size != world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tensor-parallel-size ", *flags.tensor_parallel_size, " but this job has ",
                      world_size, " rank(s): start it with mpirun -np ", *flags.tensor_parallel_size,
                      ", or leave the flag out"));
-  }
-  if (flags.enable_dp_attention) {
-    return absl::InvalidArgumentError(
-        "--enable-dp-attention: this version splits attention by heads only");
   }
   if (!(flags.distributed_timeout_seconds > 0)) {
     return absl::InvalidArgumentError("--distributed-timeout-seconds: expected more than 0");

@@ -73,6 +73,15 @@ absl::StatusOr<KvGrid> KvGrid::Create(int64_t total_query_heads, int64_t total_k
   return KvGrid(total_query_heads, total_kv_heads, num_ranks, num_stripes);
 }
 
+absl::StatusOr<KvGrid> KvGrid::CreateDataParallel(int64_t total_query_heads, int64_t total_kv_heads,
+                                                  int num_ranks) {
+  absl::StatusOr<KvGrid> grid = Create(total_query_heads, total_kv_heads, num_ranks, num_ranks);
+  if (!grid.ok()) return grid;
+  grid->data_parallel_ = true;
+  for (KvGridRank& place : grid->ranks_) place.query_heads = place.group_query_heads;
+  return grid;
+}
+
 KvGrid::KvGrid(int64_t total_query_heads, int64_t total_kv_heads, int num_ranks, int num_stripes)
     : total_query_heads_(total_query_heads),
       total_kv_heads_(total_kv_heads),

@@ -14,7 +14,8 @@ namespace heddle {
 struct KvGridRank {
   int head_shard = 0;
   int stripe = 0;
-  // Query heads whose projections this rank holds; every query head belongs to exactly one rank.
+  // Query heads whose projections this rank holds; every query head belongs to exactly one rank, or
+  // to all where attention is data-parallel.
   Range query_heads;
   // Query heads of the whole stripe group; equal to query_heads when there is one stripe.
   Range group_query_heads;
@@ -35,11 +36,16 @@ class KvGrid {
   // InvalidArgument names every reason at once, with the counts that would work.
   static absl::StatusOr<KvGrid> Create(int64_t total_query_heads, int64_t total_kv_heads,
                                        int num_ranks, int num_stripes = 1);
+  // For data-parallel attention: a stripe a rank, each of which has all heads and attends for the
+  // sequences of its stripe alone. No head is dealt, and nothing exchanged within the group.
+  static absl::StatusOr<KvGrid> CreateDataParallel(int64_t total_query_heads,
+                                                   int64_t total_kv_heads, int num_ranks);
 
   int64_t total_query_heads() const { return total_query_heads_; }
   int64_t total_kv_heads() const { return total_kv_heads_; }
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
   int num_stripes() const { return num_stripes_; }
+  bool data_parallel() const { return data_parallel_; }
   int num_head_shards() const { return num_ranks() / num_stripes_; }
   // Query heads that share one KV head.
   int64_t group_size() const { return total_query_heads_ / total_kv_heads_; }
@@ -56,6 +62,7 @@ class KvGrid {
   int64_t total_query_heads_;
   int64_t total_kv_heads_;
   int num_stripes_;
+  bool data_parallel_ = false;
   std::vector<KvGridRank> ranks_;
 };
 

@@ -17,7 +17,6 @@ namespace heddle {
 namespace {
 
 constexpr double kLogSumExpBytes = 4;  // of a head's partial result
-constexpr double kFloat8Bytes = 1;
 
 // Sums matrices of a checkpoint, as they are stored here, into groups.
 class GroupBuilder {
@@ -434,11 +433,11 @@ LayerTraffic TrafficOf(const ModelCosts& model, const DeviceFigures& device,
   LayerTraffic traffic;
   if (placement.dp_attention) {
     traffic.hidden_gather = traffic.hidden_scatter = from_others * hidden * element;
-    if (spec.moe.has_value()) {
-      // A copy to each chosen expert, in float8 where the experts are multiplied in it, and back.
-      const bool fp8 = model.experts.fp8_parameters > 0 && device.fp8_flops > 0;
-      traffic.experts = static_cast<double>(spec.moe->num_experts_per_token) / ranks * from_others *
-                        hidden * ((fp8 ? kFloat8Bytes : element) + element);
+    if (spec.moe.has_value() && placement.expert_parallel) {
+      // A copy to each other rank that holds a chosen expert, and a summand back.
+      const auto chosen = static_cast<double>(spec.moe->num_experts_per_token);
+      const double other_ranks = (ranks - 1) * (1 - std::pow(from_others, chosen));
+      traffic.experts = other_ranks / ranks * hidden * 2 * element;
     }
     return traffic;
   }
@@ -461,7 +460,7 @@ StepTime PredictStep(const ModelCosts& model, const DeviceFigures& device,
     return TensorParallelStep(model, device, placement, batch, context);
   }
   const StepTime gathered = DpStep(model, device, placement, batch, context, /*all_to_all=*/false);
-  if (!model.spec.moe.has_value()) return gathered;
+  if (!model.spec.moe.has_value() || !placement.expert_parallel) return gathered;
   const StepTime routed = DpStep(model, device, placement, batch, context, /*all_to_all=*/true);
   return routed.total() < gathered.total() ? routed : gathered;
 }
@@ -496,6 +495,18 @@ StepWork WorkOfStep(const ModelCosts& model, const DeviceFigures& device,
   }
   work.operations = linear.operations() + attention_operations;
   return work;
+}
+
+bool ExchangesExperts(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
+                      int64_t batch) {
+  // Attention takes as long either way, whatever the context.
+  return PredictStep(model, device,
+                     {.num_ranks = num_ranks,
+                      .num_stripes = 1,
+                      .dp_attention = true,
+                      .expert_parallel = true},
+                     batch, /*context=*/1)
+      .all_to_all;
 }
 
 StepTime CeilingStep(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
@@ -551,21 +562,6 @@ int64_t CapacityTokens(const ShardLayout& layout, double memory_bytes) {
     pages = std::min(pages, std::floor(room / static_cast<double>(rank.kv.bytes_per_page())));
   }
   return page_size == 0 ? 0 : static_cast<int64_t>(pages) * page_size * layout.grid.num_stripes();
-}
-
-double DpAttentionWeightBytes(const ModelCosts& model, const ShardLayout& alone, int num_ranks) {
-  const double dealt = model.dense_ffn.bytes + model.shared_experts.bytes + model.experts.bytes +
-                       model.head.bytes + model.embedding.bytes;
-  return static_cast<double>(alone.MaxWeightBytes()) - dealt * (1 - 1.0 / num_ranks);
-}
-
-int64_t DpAttentionCapacityTokens(const ModelCosts& model, const ShardLayout& alone, int num_ranks,
-                                  double memory_bytes) {
-  const KvLayout& kv = alone.ranks.front().kv;
-  const double room = memory_bytes - DpAttentionWeightBytes(model, alone, num_ranks);
-  if (room < 0) return 0;
-  const double pages = std::floor(room / static_cast<double>(kv.bytes_per_page()));
-  return static_cast<int64_t>(pages) * kv.page_size() * num_ranks;
 }
 
 }  // namespace heddle

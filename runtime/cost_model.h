@@ -89,6 +89,8 @@ struct Placement {
   int num_ranks = 1;
   int num_stripes = 1;        // divides num_ranks
   bool dp_attention = false;  // whole sequences dealt over ranks, num_stripes then being 1
+  // Whole experts dealt over ranks: only then can tokens of dp_attention travel to theirs alone.
+  bool expert_parallel = false;
 };
 
 // The query heads that one read of a cached token serves on the rank with the most.
@@ -130,6 +132,12 @@ struct StepWork {
 StepWork WorkOfStep(const ModelCosts& model, const DeviceFigures& device,
                     const Placement& placement, int64_t batch, int64_t context);
 
+// Whether a job with data-parallel attention and whole experts dealt should let its tokens travel
+// to their experts alone, rather than gather them all on every rank: what a step of `batch` is
+// predicted to be faster with. Pure.
+bool ExchangesExperts(const ModelCosts& model, const DeviceFigures& device, int num_ranks,
+                      int64_t batch);
+
 // The time if nothing had to be sent, no weight were held twice and all were dealt evenly: what no
 // placement beats. `kv_once`: a token is read by one rank; else by all, as MLA without stripes
 // does.
@@ -154,11 +162,5 @@ std::optional<int64_t> AttentionBoundContext(const ModelCosts& model, const Devi
 // Tokens that fit beside the weights in `memory_bytes` a rank, in whole pages over all stripes; 0
 // if the weights alone do not fit.
 int64_t CapacityTokens(const ShardLayout& layout, double memory_bytes);
-
-// With data-parallel attention: the weights of attention whole on every rank, the others dealt
-// evenly, and sequences of its own on each. `alone` is the layout of one rank.
-double DpAttentionWeightBytes(const ModelCosts& model, const ShardLayout& alone, int num_ranks);
-int64_t DpAttentionCapacityTokens(const ModelCosts& model, const ShardLayout& alone, int num_ranks,
-                                  double memory_bytes);
 
 }  // namespace heddle

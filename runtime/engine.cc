@@ -173,6 +173,7 @@ class Engine::Impl {
     options.cache.page_size = limits_.page_size;
     options.cache.num_stripes = limits_.num_stripes;
     options.cache.pages_per_stripe = limits_.num_pages;
+    options.cache.one_stripe_per_sequence = config_.enable_dp_attention;
     options.cache.enable_prefix_caching = config_.enable_prefix_caching;
     options.cache.window = limits_.retention_window;
     options.cache.model_id = config_.model;
@@ -287,7 +288,7 @@ class Engine::Impl {
     if (needed > max_sequence_tokens_) {
       return absl::ResourceExhaustedError(absl::StrCat("the prompt needs room for ", needed,
                                                        " tokens; the cache has ",
-                                                       max_sequence_tokens_, " in all"));
+                                                       max_sequence_tokens_, " for a sequence"));
     }
     const int64_t room = max_sequence_tokens_ - length;
     admitted.max_tokens = std::min(request.params.max_tokens.value_or(room), room);

@@ -40,6 +40,11 @@ struct EngineConfig {
   std::optional<int64_t> num_stripes;
   int64_t expected_context_len = 0;
   bool enable_expert_parallel = false;  // deal whole experts, not columns of each
+  // MLA: each rank attends, with all heads, for whole sequences of its own. Needs a cache.
+  bool enable_dp_attention = false;
+  // With both: tokens travel to their experts alone, or all are gathered on every rank. As
+  // ExchangesExperts (cost_model.h) says if unset.
+  std::optional<bool> exchange_experts;
   bool enable_prefix_caching = true;
   bool use_kv_cache = true;
 

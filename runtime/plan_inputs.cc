@@ -18,26 +18,14 @@ class Filler {
 
   absl::StatusOr<PlanInputs> Fill() && {
     for (const PlanRow& row : plan_.rows) RETURN_IF_ERROR(AddRow(row));
-    StepShape& shape = filled_.shape;
     inputs_.query_starts.host()[0] = 0;
     inputs_.page_starts.host()[0] = 0;
-    for (size_t i = 0; i < plan_.rows.size(); ++i) {
-      RowTokens& row = filled_.rows[i];
-      row.absorbed_token = shape.num_tokens;
-      RETURN_IF_ERROR(AddRun(plan_.rows[i], row.absorbed_position, RowEnd(plan_.rows[i])));
+    ASSIGN_OR_RETURN(const std::vector<std::vector<size_t>> shares, DealRows());
+    for (size_t rank = 0; rank < shares.size(); ++rank) {
+      is_own_ = !options_.dp_attention || static_cast<int>(rank) == options_.stripe;
+      RETURN_IF_ERROR(AddShare(shares[rank]));
     }
-    shape.num_absorbed_tokens = shape.num_tokens;
-    shape.num_absorbed_sequences = shape.num_sequences;
-    for (size_t i = 0; i < plan_.rows.size(); ++i) {
-      RowTokens& row = filled_.rows[i];
-      row.first_token = shape.num_tokens;
-      if (options_.mla && row.first_position < row.absorbed_position) {
-        AddContext(row.absorbed_position, row.first_position,
-                   tables_.table(plan_.rows[i].batch_slot));
-      }
-      RETURN_IF_ERROR(AddRun(plan_.rows[i], row.first_position, row.absorbed_position));
-    }
-    ClosePiece();
+    StepShape& shape = filled_.shape;
     for (size_t i = 0; i < plan_.rows.size(); ++i) {
       const PlanRow& row = plan_.rows[i];
       if (!row.sample) continue;
@@ -79,11 +67,65 @@ class Filler {
     return absl::OkStatus();
   }
 
-  // Tokens [begin, end) of a row as one sequence of the step.
+  // Which rows each rank attends for; without data-parallel attention one share of all.
+  absl::StatusOr<std::vector<std::vector<size_t>>> DealRows() const {
+    std::vector<std::vector<size_t>> shares(options_.dp_attention ? options_.num_stripes : 1);
+    for (size_t i = 0; i < plan_.rows.size(); ++i) {
+      int32_t owner = 0;
+      if (options_.dp_attention) {
+        const int32_t slot = plan_.rows[i].batch_slot;
+        const std::vector<PageLocation>& pages = tables_.table(slot).pages;
+        if (pages.empty()) {
+          return absl::InternalError(absl::StrCat("step plan: slot ", slot, " has no page"));
+        }
+        owner = pages.front().stripe;
+        for (const PageLocation& page : pages) {
+          if (page.stripe == owner) continue;
+          return absl::InternalError(absl::StrCat("step plan: slot ", slot, " has pages on rank ",
+                                                  owner, " and on rank ", page.stripe));
+        }
+      }
+      shares[owner].push_back(i);
+    }
+    return shares;
+  }
+
+  // Adds the rows of one rank.
+  absl::Status AddShare(const std::vector<size_t>& rows) {
+    StepShape& shape = filled_.shape;
+    const int64_t begin = shape.num_tokens;
+    if (is_own_) shape.own_tokens.begin = begin;
+    for (const size_t i : rows) {
+      RowTokens& row = filled_.rows[i];
+      row.absorbed_token = shape.num_tokens;
+      RETURN_IF_ERROR(AddRun(plan_.rows[i], row.absorbed_position, RowEnd(plan_.rows[i])));
+    }
+    if (is_own_) {
+      shape.num_absorbed_tokens = shape.num_tokens - begin;
+      shape.num_absorbed_sequences = shape.num_sequences;
+    }
+    for (const size_t i : rows) {
+      RowTokens& row = filled_.rows[i];
+      row.first_token = shape.num_tokens;
+      if (is_own_ && options_.mla && row.first_position < row.absorbed_position) {
+        AddContext(row.absorbed_position, row.first_position,
+                   tables_.table(plan_.rows[i].batch_slot));
+      }
+      RETURN_IF_ERROR(AddRun(plan_.rows[i], row.first_position, row.absorbed_position));
+    }
+    if (is_own_) {
+      ClosePiece();
+      shape.own_tokens.end = shape.num_tokens;
+    }
+    if (options_.dp_attention) shape.tokens_per_rank.push_back(shape.num_tokens - begin);
+    return absl::OkStatus();
+  }
+
+  // Tokens [begin, end) of a row; if they are this rank's, as one sequence of the step.
   absl::Status AddRun(const PlanRow& row, int64_t begin, int64_t end) {
     if (begin == end) return absl::OkStatus();
     StepShape& shape = filled_.shape;
-    if (shape.num_sequences == options_.limits.max_sequences ||
+    if ((is_own_ && shape.num_sequences == options_.limits.max_sequences) ||
         shape.num_tokens + (end - begin) > options_.limits.max_tokens) {
       return absl::InternalError(absl::StrCat("step plan: ", plan_.rows.size(), " rows of ",
                                               plan_.NumTokens(), " tokens are above the limits"));
@@ -92,12 +134,16 @@ class Filler {
     for (int64_t position = begin; position < end; ++position) {
       const int64_t token = shape.num_tokens++;
       inputs_.token_ids.host()[token] = state.token_ids()[position];
-      inputs_.positions.host()[token] = static_cast<int32_t>(position);
-      if (options_.has_cache) RETURN_IF_ERROR(AddAppend(row.batch_slot, position, token));
+      if (!is_own_) continue;
+      const int64_t own_token = token - shape.own_tokens.begin;
+      inputs_.positions.host()[own_token] = static_cast<int32_t>(position);
+      if (options_.has_cache) RETURN_IF_ERROR(AddAppend(row.batch_slot, position, own_token));
     }
+    if (!is_own_) return absl::OkStatus();
     if (options_.has_cache) AddPages(tables_.table(row.batch_slot), end);
     ++shape.num_sequences;
-    inputs_.query_starts.host()[shape.num_sequences] = static_cast<int32_t>(shape.num_tokens);
+    inputs_.query_starts.host()[shape.num_sequences] =
+        static_cast<int32_t>(shape.num_tokens - shape.own_tokens.begin);
     inputs_.page_starts.host()[shape.num_sequences] = static_cast<int32_t>(shape.num_pages);
     return absl::OkStatus();
   }
@@ -129,6 +175,9 @@ class Filler {
     }
   }
 
+  // Whether other ranks hold pages of the contexts that this one expands.
+  bool GathersPieces() const { return options_.num_stripes > 1 && !options_.dp_attention; }
+
   // The sequence that is added next expands a context of `length` tokens, of which the first
   // `num_stored` are in the pages of `table`.
   void AddContext(int64_t length, int64_t num_stored, const PageTable& table) {
@@ -149,8 +198,7 @@ class Filler {
       ++piece_.num_sequences;
       inputs_.segment_starts.host()[piece_.segment_starts + piece_.num_sequences] =
           static_cast<int32_t>(piece_.num_tokens);
-      if (options_.num_stripes > 1)
-        AddPiecePages(begin, std::min(begin + count, num_stored), table);
+      if (GathersPieces()) AddPiecePages(begin, std::min(begin + count, num_stored), table);
     }
     // A context that was cut keeps its last piece for itself: `first` is the same for all of it.
     if (length > most) ClosePiece();
@@ -196,7 +244,7 @@ class Filler {
 
   void ClosePiece() {
     if (piece_.num_sequences == 0) return;
-    if (options_.num_stripes > 1) PlacePiecePages();
+    if (GathersPieces()) PlacePiecePages();
     filled_.shape.pieces.push_back(piece_);
     piece_ = {.segment_starts = piece_.segment_starts + piece_.num_sequences + 1,
               .segment_positions = piece_.segment_positions + piece_.num_sequences,
@@ -211,6 +259,7 @@ class Filler {
   const PageTableMirror& tables_;
   const StepInputs& inputs_;
   PlanInputs filled_;
+  bool is_own_ = true;                         // whether the rows being added are this rank's
   ContextPiece piece_;                         // not yet in the shape
   std::vector<PageLocation> piece_locations_;  // of its gathered pages
 };

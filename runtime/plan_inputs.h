@@ -39,6 +39,7 @@ struct PlanInputsOptions {
   int64_t page_size = 0;
   int stripe = 0;  // whose pages this rank holds
   int num_stripes = 1;
+  bool dp_attention = false;    // a row's tokens are those of the rank that has its pages
   bool has_cache = true;        // else nothing is stored, and rows are whole sequences
   bool mla = false;             // see StepShape; without a cache nothing is absorbed
   bool absorb_prompts = false;  // as if they were generated tokens

@@ -78,6 +78,33 @@ class TensorSizes {
   const int64_t fp8_block_columns_;  // 0: scales are not counted
 };
 
+absl::StatusOr<KvGrid> GridOf(const ModelSpec& spec, const ShardLayoutOptions& options,
+                              int num_ranks, int num_stripes) {
+  if (options.dp_attention) {
+    return KvGrid::CreateDataParallel(spec.total_query_heads, spec.total_kv_heads, num_ranks);
+  }
+  return KvGrid::Create(spec.total_query_heads, spec.total_kv_heads, num_ranks, num_stripes);
+}
+
+// What keeps attention from being data-parallel; nothing if it is not to be.
+std::vector<std::string> ReasonsAgainstDpAttention(const ModelSpec& spec,
+                                                   const ShardLayoutOptions& options) {
+  std::vector<std::string> reasons;
+  if (!options.dp_attention) return reasons;
+  if (!spec.mla.has_value()) {
+    reasons.push_back(absl::StrCat(
+        "--enable-dp-attention: a ", spec.model_type,
+        " model has no latents, which all heads share; leave the flag out and its heads are dealt "
+        "over the ranks, or stripe its cache with --decode-context-parallel-size"));
+  }
+  if (options.num_stripes != 1) {
+    reasons.push_back(absl::StrCat(
+        "--decode-context-parallel-size ", options.num_stripes,
+        ": --enable-dp-attention keeps each sequence whole on one rank; it must be auto or 1"));
+  }
+  return reasons;
+}
+
 int64_t GqaBytes(const ModelSpec& spec, const TensorSizes& sizes, int64_t layer,
                  const KvGridRank& heads) {
   const Range query_rows = heads.query_heads.ScaledBy(spec.head_dim);
@@ -155,7 +182,7 @@ absl::StatusOr<std::vector<FfnShare>> DealDenseFfn(const ModelSpec& spec, const 
 // The same for a mixture of experts. The router is on every rank. Columns of the shared experts
 // make up for ranks that hold more of the rest.
 absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const TensorSizes& sizes,
-                                                 int64_t layer, bool expert_parallel,
+                                                 int64_t layer, const ShardLayoutOptions& options,
                                                  std::vector<int64_t>& bytes) {
   const MoeSpec& moe = *spec.moe;
   const int num_ranks = static_cast<int>(bytes.size());
@@ -165,7 +192,7 @@ absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const Te
                              ExpertTensor(spec, layer, 0, FfnMatrix::kDown)};
   const Range whole = {0, moe.expert_intermediate_size};
   std::vector<FfnShare> shares(num_ranks, {.columns = whole, .experts = {0, moe.num_experts}});
-  if (expert_parallel) {
+  if (options.expert_parallel) {
     for (int rank = 0; rank < num_ranks; ++rank) {
       shares[rank].experts = SplitEvenly(moe.num_experts, num_ranks, rank);
     }
@@ -182,8 +209,11 @@ absl::StatusOr<std::vector<FfnShare>> DealMoeFfn(const ModelSpec& spec, const Te
   const FfnTensors shared = {SharedExpertsTensor(layer, FfnMatrix::kGate),
                              SharedExpertsTensor(layer, FfnMatrix::kUp),
                              SharedExpertsTensor(layer, FfnMatrix::kDown)};
-  ASSIGN_OR_RETURN(const std::vector<Range> columns,
-                   SplitFfn(FfnShapeOf(sizes, shared, moe.shared_intermediate_size), bytes));
+  std::vector<Range> columns(num_ranks, {0, moe.shared_intermediate_size});
+  if (!options.exchange_experts) {
+    ASSIGN_OR_RETURN(columns,
+                     SplitFfn(FfnShapeOf(sizes, shared, moe.shared_intermediate_size), bytes));
+  }
   for (int rank = 0; rank < num_ranks; ++rank) {
     shares[rank].shared_columns = columns[rank];
     bytes[rank] += shared.Bytes(sizes, columns[rank]);
@@ -215,7 +245,8 @@ absl::StatusOr<ShardLayout> Deal(const ModelSpec& spec, const WeightSource& weig
                                  const ShardLayoutOptions& options, KvGrid grid) {
   const TensorSizes sizes(spec, weights, options.weight_dtype);
   const int64_t vector_bytes = VectorBytes(weights, sizes);
-  ShardLayout layout = {.grid = std::move(grid), .ranks = {}};
+  ShardLayout layout = {
+      .grid = std::move(grid), .exchanges_experts = options.exchange_experts, .ranks = {}};
   const int num_ranks = layout.grid.num_ranks();
   for (int rank = 0; rank < num_ranks; ++rank) {
     const KvGridRank& heads = layout.grid.rank(rank);
@@ -235,9 +266,8 @@ absl::StatusOr<ShardLayout> Deal(const ModelSpec& spec, const WeightSource& weig
       bytes[rank] = AttentionBytes(spec, sizes, layer, layout.ranks[rank].heads);
     }
     ASSIGN_OR_RETURN(const std::vector<FfnShare> shares,
-                     HasExperts(spec, layer)
-                         ? DealMoeFfn(spec, sizes, layer, options.expert_parallel, bytes)
-                         : DealDenseFfn(spec, sizes, layer, bytes));
+                     HasExperts(spec, layer) ? DealMoeFfn(spec, sizes, layer, options, bytes)
+                                             : DealDenseFfn(spec, sizes, layer, bytes));
     for (int rank = 0; rank < num_ranks; ++rank) {
       layout.ranks[rank].ffn.push_back(shares[rank]);
       layout.ranks[rank].weight_bytes += bytes[rank];
@@ -259,14 +289,13 @@ int64_t LeastMemory(const ShardLayout& layout) {
 absl::Status CheckMemory(const ModelSpec& spec, const WeightSource& weights,
                          const ShardLayoutOptions& options, const ShardLayout& layout) {
   const int num_ranks = layout.grid.num_ranks();
-  const int num_stripes = layout.grid.num_stripes();
+  const int num_stripes = options.dp_attention ? 1 : layout.grid.num_stripes();
   if (!options.memory_bytes.has_value() || LeastMemory(layout) <= *options.memory_bytes) {
     return absl::OkStatus();
   }
   std::string advice = absl::StrCat("no count up to ", kMostRanksTried, " ranks fits");
   for (int n = num_ranks + num_stripes; n <= kMostRanksTried; n += num_stripes) {
-    absl::StatusOr<KvGrid> grid =
-        KvGrid::Create(spec.total_query_heads, spec.total_kv_heads, n, num_stripes);
+    absl::StatusOr<KvGrid> grid = GridOf(spec, options, n, num_stripes);
     if (!grid.ok()) break;
     ASSIGN_OR_RETURN(const ShardLayout larger, Deal(spec, weights, options, *std::move(grid)));
     if (LeastMemory(larger) <= *options.memory_bytes) {
@@ -303,9 +332,9 @@ int64_t DefaultPageSize(const ModelSpec& spec) { return spec.mla.has_value() ? 6
 
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
-  std::vector<std::string> reasons;
-  absl::StatusOr<KvGrid> grid = KvGrid::Create(spec.total_query_heads, spec.total_kv_heads,
-                                               options.num_ranks, options.num_stripes);
+  CHECK(!options.exchange_experts || (options.dp_attention && options.expert_parallel));
+  std::vector<std::string> reasons = ReasonsAgainstDpAttention(spec, options);
+  absl::StatusOr<KvGrid> grid = GridOf(spec, options, options.num_ranks, options.num_stripes);
   const absl::Status refusal = grid.status();
   if (!refusal.ok()) {
     reasons.emplace_back(refusal.message());

@@ -19,12 +19,18 @@ namespace heddle {
 struct ShardLayoutOptions {
   int num_ranks = 1;
   int num_stripes = 1;
+  // Each rank attends for whole sequences of its own, with all heads, instead of all ranks for all
+  // sequences with some heads each. Only for MLA, and with one stripe here.
+  bool dp_attention = false;
   // Of plain weights. Unset: as in the checkpoint.
   std::optional<DType> weight_dtype = std::nullopt;
   DType kv_cache_dtype = DType::kFloat32;  // float32, bfloat16 or float16
   int64_t page_size = 16;
   // Whole routed experts are dealt over the ranks, rather than columns of each.
   bool expert_parallel = false;
+  // With both of the above: tokens travel to their experts alone, and so the shared experts are
+  // whole on every rank.
+  bool exchange_experts = false;
   // Of one rank, for its weights and one page. Unset: not checked.
   std::optional<int64_t> memory_bytes = std::nullopt;
 };
@@ -50,6 +56,7 @@ struct RankLayout {
 // Immutable.
 struct ShardLayout {
   KvGrid grid;
+  bool exchanges_experts = false;
   std::vector<RankLayout> ranks;
 
   std::vector<Range> VocabularyShards() const;

@@ -15,7 +15,9 @@
 #include "parallel/startup_check.h"
 #include "runtime/agreement.h"
 #include "runtime/auto_stripes.h"
+#include "runtime/cost_model.h"
 #include "runtime/cpu_share.h"
+#include "runtime/device_table.h"
 #include "runtime/memory_share.h"
 #include "runtime/model/decoder.h"
 #include "runtime/model/mla_attention.h"
@@ -66,6 +68,11 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
                                                    limits.num_stripes,
                                                    ": without a cache there is nothing to stripe"));
   }
+  if (!config.use_kv_cache && config.enable_dp_attention) {
+    return absl::InvalidArgumentError(
+        "--enable-dp-attention: it deals sequences by where their latents are cached, and "
+        "--no-kv-cache keeps none; leave one of the two out");
+  }
   if (!config.use_kv_cache) {
     // Every step computes whole sequences: the longest one must fit.
     limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, limits.max_model_len);
@@ -80,6 +87,30 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
         "--gpu-memory-utilization: expected a share above 0 and up to 1, found ", utilization));
   }
   return limits;
+}
+
+// Collective. Whether tokens travel to their experts: rank 0 decides, by what it measures.
+absl::StatusOr<bool> AgreeOnExchange(const EngineConfig& config, const Checkpoint& checkpoint,
+                                     World& world) {
+  const ModelSpec& spec = checkpoint.spec;
+  const bool possible = config.enable_dp_attention && config.enable_expert_parallel &&
+                        spec.mla.has_value() && spec.moe.has_value() && world.self.size > 1;
+  if (!possible || config.exchange_experts.has_value()) {
+    return possible && *config.exchange_experts;
+  }
+  bool exchanges = true;
+  if (world.self.rank == 0) {
+    const absl::StatusOr<DeviceFigures> device = FindDevice("cpu", world.self.size);
+    CHECK_OK(device.status());
+    const ModelCosts costs = CostsOf(spec, *checkpoint.weights,
+                                     config.kv_cache_dtype.value_or(DType::kFloat32), config.dtype);
+    exchanges = ExchangesExperts(costs, *device, world.self.size,
+                                 std::max<int64_t>(1, config.max_num_seqs));
+    LOG(INFO) << "tokens " << (exchanges ? "travel to their experts" : "are gathered on every rank")
+              << ": predicted to be faster for " << config.max_num_seqs << " sequences";
+  }
+  ASSIGN_OR_RETURN(const int64_t agreed, world.control->AllReduceMin(exchanges ? 1 : 0));
+  return agreed == 1;
 }
 
 class ShardWorker : public Worker {
@@ -124,6 +155,7 @@ class ShardWorker : public Worker {
                      .page_size = limits_.page_size,
                      .stripe = layout().heads.stripe,
                      .num_stripes = shard_layout_.grid.num_stripes(),
+                     .dp_attention = shard_layout_.grid.data_parallel(),
                      .has_cache = config.use_kv_cache,
                      .mla = spec_.mla.has_value(),
                      .absorb_prompts = config.decode_prompts};
@@ -204,7 +236,7 @@ class ShardWorker : public Worker {
                                     : MlaPieceTokens(*spec_.mla, most_heads);
       limits.max_pieces = max_sequences * CeilDiv(limits_.max_model_len, limits.max_piece_tokens);
       // A sequence's first and last page may be partly in the piece.
-      if (shard_layout_.grid.num_stripes() > 1) {
+      if (shard_layout_.grid.num_stripes() > 1 && !shard_layout_.grid.data_parallel()) {
         limits.max_piece_pages = limits.max_piece_tokens / limits_.page_size + 2 * max_sequences;
       }
     }
@@ -341,17 +373,20 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
   const int num_threads = config.num_threads > 0 ? config.num_threads : fair_threads;
   const int64_t free_memory = FreeMemory() / world.self.node_size;
   RETURN_IF_ERROR(WarnOfUnequalMemory(free_memory, world));
+  ASSIGN_OR_RETURN(const bool exchange_experts, AgreeOnExchange(config, checkpoint, world));
   int64_t num_pages = 0;
   absl::StatusOr<EngineLimits> limits = ChooseLimits(config, checkpoint.spec);
   RETURN_IF_ERROR(AgreeOnStatus(limits.status(), *world.control));
   ShardLayoutOptions options;
   options.num_ranks = world.self.size;
+  options.dp_attention = config.enable_dp_attention;
   options.weight_dtype = config.dtype;
   options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
   options.page_size = limits->page_size;
   options.expert_parallel = config.enable_expert_parallel;
+  options.exchange_experts = exchange_experts;
   options.memory_bytes = free_memory;
-  if (!config.num_stripes.has_value()) {
+  if (!config.num_stripes.has_value() && !config.enable_dp_attention) {
     ASSIGN_OR_RETURN(limits->num_stripes,
                      ChooseStripesOfJob(config, *limits, checkpoint.spec, *checkpoint.weights,
                                         options, num_threads, world));
@@ -360,6 +395,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
   const auto prepare = [&]() -> absl::StatusOr<std::unique_ptr<ShardWorker>> {
     ASSIGN_OR_RETURN(ShardLayout layout,
                      BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
+    limits->num_stripes = layout.grid.num_stripes();
     auto worker = std::make_unique<ShardWorker>(world, checkpoint.spec, *limits, std::move(layout));
     ASSIGN_OR_RETURN(num_pages, worker->Open(config, num_threads, free_memory));
     return worker;

@@ -38,7 +38,7 @@ struct EngineLimits {
   int64_t max_num_seqs = 0;
   int64_t max_num_batched_tokens = 0;
   int64_t page_size = 0;
-  int64_t num_stripes = 1;
+  int64_t num_stripes = 1;       // with data-parallel attention one a rank
   int64_t num_pages = 0;         // per rank; 0 without a cache
   int64_t retention_window = 0;  // positions after which no layer sees a token; 0: never
 };

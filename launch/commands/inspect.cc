@@ -107,6 +107,8 @@ Json DescribeLayout(const ShardLayout& layout) {
       {"tensor_parallel_size", layout.ranks.size()},
       {"head_shards", layout.grid.num_head_shards()},
       {"stripes", layout.grid.num_stripes()},
+      {"dp_attention", layout.grid.data_parallel()},
+      {"exchanges_experts", layout.exchanges_experts},
       {"max_weight_bytes", layout.MaxWeightBytes()},
       // A step waits for the rank that reads most: 1 is an even deal of what one rank would hold.
       {"mean_over_max_weight_bytes", static_cast<double>(total) /
@@ -130,8 +132,10 @@ void PrintText(const Json& model, const ShardLayout& layout) {
                   value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
     }
   }
-  std::printf("\n%zu rank(s): %d head shard(s) x %d stripe(s)\n", layout.ranks.size(),
-              layout.grid.num_head_shards(), layout.grid.num_stripes());
+  std::printf("\n%zu rank(s): %d head shard(s) x %d stripe(s)%s\n", layout.ranks.size(),
+              layout.grid.num_head_shards(), layout.grid.num_stripes(),
+              layout.grid.data_parallel() ? ", each sequence on one of them with all heads" : "");
+  if (layout.exchanges_experts) std::printf("tokens travel to their experts alone\n");
   std::printf("%5s %12s %10s %14s %16s %12s %14s\n", "rank", "query heads", "KV heads",
               "FFN columns", "vocabulary", "weights", "KV/token");
   for (size_t rank = 0; rank < layout.ranks.size(); ++rank) {
@@ -169,6 +173,21 @@ absl::StatusOr<StripeChoice> ChooseForDevice(const CommandLine& line, const Chec
   return choice;
 }
 
+// Whether tokens of such a job would travel to their experts.
+absl::StatusOr<bool> ExchangesOnDevice(const CommandLine& line, const Checkpoint& checkpoint,
+                                       const ShardLayoutOptions& options) {
+  const ModelSpec& spec = checkpoint.spec;
+  if (!options.dp_attention || !options.expert_parallel || options.num_ranks == 1 ||
+      !spec.mla.has_value() || !spec.moe.has_value()) {
+    return false;
+  }
+  ASSIGN_OR_RETURN(const DeviceFigures device,
+                   FindDevice(line.plan.device_type, options.num_ranks));
+  return ExchangesExperts(
+      CostsOf(spec, *checkpoint.weights, options.kv_cache_dtype, options.weight_dtype), device,
+      options.num_ranks, line.plan.max_num_seqs.value_or(line.engine.max_num_seqs));
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunInspect(const CommandLine& line) {
@@ -176,11 +195,12 @@ absl::StatusOr<int> RunInspect(const CommandLine& line) {
                    OpenCheckpoint(line.engine.model, line.engine.load_format, line.engine.seed));
   ASSIGN_OR_RETURN(ShardLayoutOptions options, LayoutOptionsOf(line, checkpoint.spec));
   options.kv_cache_dtype = line.engine.kv_cache_dtype.value_or(DType::kFloat32);
+  ASSIGN_OR_RETURN(options.exchange_experts, ExchangesOnDevice(line, checkpoint, options));
   ASSIGN_OR_RETURN(const ShardLayout layout,
                    BuildShardLayout(checkpoint.spec, *checkpoint.weights, options));
   const Json model = DescribeModel(line, checkpoint);
   std::optional<StripeChoice> choice;
-  if (options.num_ranks > 1 && !line.engine.num_stripes.has_value()) {
+  if (options.num_ranks > 1 && !options.dp_attention && !line.engine.num_stripes.has_value()) {
     ASSIGN_OR_RETURN(choice, ChooseForDevice(line, checkpoint, options));
   }
   if (line.output_format == "json") {

@@ -24,6 +24,7 @@ absl::StatusOr<ShardLayoutOptions> LayoutOptionsOf(const CommandLine& line, cons
   ShardLayoutOptions options;
   options.num_ranks = static_cast<int>(num_ranks);
   options.num_stripes = static_cast<int>(std::min(line.engine.num_stripes.value_or(1), kMaxRanks));
+  options.dp_attention = line.engine.enable_dp_attention;
   options.weight_dtype = line.engine.dtype;
   options.page_size = line.engine.block_size > 0 ? line.engine.block_size : DefaultPageSize(spec);
   options.expert_parallel = line.engine.enable_expert_parallel;

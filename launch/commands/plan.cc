@@ -62,6 +62,7 @@ absl::Status CheckSteps(const Plan& plan) {
 // Every placement that can run.
 absl::Status AddPlacements(const ModelSpec& spec, const WeightSource& weights, Plan& plan) {
   ShardLayoutOptions options = plan.layout;
+  options.dp_attention = false;
   for (int stripes = 1; stripes <= options.num_ranks; ++stripes) {
     if (options.num_ranks % stripes != 0) continue;
     options.num_stripes = stripes;
@@ -73,15 +74,21 @@ absl::Status AddPlacements(const ModelSpec& spec, const WeightSource& weights, P
                                .capacity_tokens = CapacityTokens(layout, plan.memory_bytes)});
   }
   if (!spec.mla.has_value() || options.num_ranks == 1) return absl::OkStatus();
-  options.num_ranks = options.num_stripes = 1;
-  ASSIGN_OR_RETURN(const ShardLayout alone, BuildShardLayout(spec, weights, options));
-  const int num_ranks = plan.layout.num_ranks;
-  const Placement placement = {.num_ranks = num_ranks, .num_stripes = 1, .dp_attention = true};
+  options.num_stripes = 1;
+  options.dp_attention = true;
+  options.exchange_experts =
+      options.expert_parallel && plan.model.spec.moe.has_value() &&
+      ExchangesExperts(plan.model, plan.device, options.num_ranks,
+                       plan.load.max_num_seqs > 0 ? plan.load.max_num_seqs : kLargestBatch);
+  ASSIGN_OR_RETURN(const ShardLayout layout, BuildShardLayout(spec, weights, options));
+  const Placement placement = {.num_ranks = options.num_ranks,
+                               .num_stripes = 1,
+                               .dp_attention = true,
+                               .expert_parallel = options.expert_parallel};
   plan.placements.push_back({.name = PlacementName(spec, placement),
                              .placement = placement,
-                             .weight_bytes = DpAttentionWeightBytes(plan.model, alone, num_ranks),
-                             .capacity_tokens = DpAttentionCapacityTokens(
-                                 plan.model, alone, num_ranks, plan.memory_bytes)});
+                             .weight_bytes = static_cast<double>(layout.MaxWeightBytes()),
+                             .capacity_tokens = CapacityTokens(layout, plan.memory_bytes)});
   return absl::OkStatus();
 }
 
@@ -90,12 +97,25 @@ absl::Status AddPlacements(const ModelSpec& spec, const WeightSource& weights, P
 int64_t UsefulBatch(const Plan& plan) {
   int64_t held = 0;
   for (const PlacementPlan& one : plan.placements) {
-    if (!one.placement.dp_attention) held = std::max(held, one.capacity_tokens);
+    if (one.placement.dp_attention != plan.layout.dp_attention) continue;
+    held = std::max(held, one.capacity_tokens);
   }
   return std::clamp<int64_t>(held / plan.load.context_len, 1, plan.compute_bound_batch);
 }
 
 void Choose(const CommandLine& line, Plan& plan) {
+  if (plan.load.max_num_seqs == 0) plan.load.max_num_seqs = UsefulBatch(plan);
+  if (plan.layout.dp_attention) {
+    plan.chosen = plan.placements.back();
+    const StepTime time = PredictStep(plan.model, plan.device, plan.chosen.placement,
+                                      plan.load.max_num_seqs, plan.load.context_len);
+    plan.choice = {.num_stripes = 1,
+                   .why = absl::StrFormat(
+                       "DP attention, as asked for, with %d sequences of %d tokens: a decode step "
+                       "is predicted to take %.3g ms",
+                       plan.load.max_num_seqs, plan.load.context_len, time.total() * 1e3)};
+    return;
+  }
   std::vector<StripeOption> options;
   for (const PlacementPlan& one : plan.placements) {
     if (one.placement.dp_attention) continue;
@@ -103,7 +123,6 @@ void Choose(const CommandLine& line, Plan& plan) {
                        one.placement.num_stripes == plan.layout.num_stripes;
     if (asked) options.push_back({one.placement.num_stripes, one.capacity_tokens});
   }
-  if (plan.load.max_num_seqs == 0) plan.load.max_num_seqs = UsefulBatch(plan);
   plan.choice = ChooseStripes(plan.model, plan.device, plan.layout.num_ranks, options, plan.load);
   for (const PlacementPlan& one : plan.placements) {
     if (one.placement.dp_attention) continue;
@@ -138,6 +157,7 @@ absl::StatusOr<Plan> MakePlan(const CommandLine& line) {
 
   // Refused here if it cannot run at all, or with so many stripes.
   RETURN_IF_ERROR(BuildShardLayout(spec, *checkpoint.weights, plan.layout).status());
+  if (plan.layout.num_ranks == 1) plan.layout.dp_attention = false;  // of no effect
   plan.model =
       CostsOf(spec, *checkpoint.weights, plan.layout.kv_cache_dtype, plan.layout.weight_dtype);
   plan.compute_bound_batch = ComputeBoundBatch(plan.model, plan.device);

@@ -88,8 +88,12 @@ std::string RecommendedCommand(const Plan& plan) {
   absl::StrAppend(&command, "heddle bench throughput --model ", plan.model_path);
   if (plan.bare_config) absl::StrAppend(&command, " --load-format dummy");
   absl::StrAppend(&command, " --max-num-seqs ", plan.load.max_num_seqs, " --expected-context-len ",
-                  plan.load.context_len, " --decode-context-parallel-size ",
-                  plan.choice.num_stripes);
+                  plan.load.context_len);
+  if (plan.layout.dp_attention) {
+    absl::StrAppend(&command, " --enable-dp-attention");
+  } else {
+    absl::StrAppend(&command, " --decode-context-parallel-size ", plan.choice.num_stripes);
+  }
   if (plan.layout.expert_parallel) absl::StrAppend(&command, " --enable-expert-parallel");
   return command;
 }

@@ -25,14 +25,14 @@ struct Plan {
   bool bare_config = false;  // there are no weights
   ModelCosts model;
   DeviceFigures device;
-  ShardLayoutOptions layout;  // but for num_stripes, of which all that can run are planned for
+  ShardLayoutOptions layout;  // as asked for; `placements` are all that can run
   double memory_bytes = 0;    // of a rank, for weights and cache
 
   std::vector<PlacementPlan> placements;  // by stripes, and data-parallel attention last
   int64_t compute_bound_batch = 0;        // of the linear layers
   ExpectedLoad load;
   StripeChoice choice;
-  PlacementPlan chosen;      // the one of `placements` with so many stripes
+  PlacementPlan chosen;      // of `placements`: so many stripes, or DP attention if asked for
   std::string does_not_fit;  // why, and what would; empty if it does
 
   // Decode steps to predict: every size with every length.

@@ -66,6 +66,16 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelSpec& spec,
   std::unique_ptr<Decoder> decoder = absl::WrapUnique(
       new Decoder(spec, held, weights, std::move(options), std::move(attention),
                   std::move(dense_ffn), std::move(moe_ffn), backend, communicator));
+  if (layout.exchanges_experts) {
+    const auto layer = std::find(spec.moe->layers.begin(), spec.moe->layers.end(), true);
+    const int64_t index = layer - spec.moe->layers.begin();  // they are dealt alike in all layers
+    std::vector<Range> experts;
+    for (const RankLayout& one : layout.ranks) experts.push_back(one.ffn[index].experts);
+    ASSIGN_OR_RETURN(decoder->exchange_,
+                     ExpertExchange::Create(std::move(experts), spec.moe->num_experts_per_token,
+                                            spec.hidden_size, decoder->moe_ffn_->max_tokens(),
+                                            communicator, backend));
+  }
   const auto hidden = [&](int64_t rows) {
     return Activation::Create(rows, spec.hidden_size, backend);
   };
@@ -90,30 +100,29 @@ absl::Status Decoder::Forward(const StepInputs& inputs, const StepShape& shape, 
                                       .first_id = layout_.vocabulary.begin,
                                       .out = hidden},
                                      stream));
-  RETURN_IF_ERROR(SumOverRanks(hidden, stream));
+  RETURN_IF_ERROR(SumOverRanks(hidden_, shape, stream));
   for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
     RETURN_IF_ERROR(
         Annotate(RunLayer(layer, inputs, shape, stream), absl::StrCat("layer ", layer)));
     if (options_.on_layer) options_.on_layer();
   }
-  return absl::OkStatus();
+  return GatherTokens(hidden_, shape, stream);
 }
 
 absl::Status Decoder::RunLayer(int64_t layer, const StepInputs& inputs, const StepShape& shape,
                                Stream& stream) {
   const LayerWeights& weights = weights_.layers[layer];
-  const MatrixView hidden = hidden_.Rows(num_tokens_);
-  const MatrixView normed = normed_.Rows(num_tokens_);
-  const MatrixView partial = partial_.Rows(num_tokens_);
+  const MatrixView hidden = OwnRows(hidden_, shape);
+  const MatrixView normed = OwnRows(normed_, shape);
+  const MatrixView partial = OwnRows(partial_, shape);
 
   RETURN_IF_ERROR(Norm(hidden, weights.attention_norm, normed, stream));
   RETURN_IF_ERROR(Attend(layer, inputs, shape, normed, partial, stream));
-  RETURN_IF_ERROR(SumOverRanks(partial, stream));
+  if (shape.tokens_per_rank.empty()) RETURN_IF_ERROR(SumOverRanks(partial_, shape, stream));
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
 
   RETURN_IF_ERROR(Norm(hidden, weights.ffn_norm, normed, stream));
-  RETURN_IF_ERROR(FeedForward(weights.ffn, normed, partial, stream));
-  RETURN_IF_ERROR(SumOverRanks(partial, stream));
+  RETURN_IF_ERROR(FeedForward(layer, shape, stream));
   RETURN_IF_ERROR(kernels_.add({.x = partial, .target = hidden}, stream));
   if (options_.tap) RETURN_IF_ERROR(options_.tap(absl::StrCat("layers.", layer, ".out"), hidden));
   return absl::OkStatus();
@@ -130,12 +139,20 @@ absl::Status Decoder::Attend(int64_t layer, const StepInputs& inputs, const Step
       .Forward(layer, std::get<GqaWeights>(weights), x, inputs, shape, out, options_.tap, stream);
 }
 
-absl::Status Decoder::FeedForward(const std::variant<DenseFfnWeights, MoeWeights>& weights,
-                                  ConstMatrixView x, MatrixView out, Stream& stream) {
-  if (const auto* dense = std::get_if<DenseFfnWeights>(&weights)) {
-    return dense_ffn_.Forward(*dense, x, out, stream);
+absl::Status Decoder::FeedForward(int64_t layer, const StepShape& shape, Stream& stream) {
+  const auto& weights = weights_.layers[layer].ffn;
+  const auto* moe = std::get_if<MoeWeights>(&weights);
+  if (moe != nullptr && exchange_ != nullptr) {
+    return moe_ffn_->ForwardExchanged(*moe, dense_ffn_, *exchange_, OwnRows(normed_, shape),
+                                      shape.tokens_per_rank, OwnRows(partial_, shape), stream);
   }
-  return moe_ffn_->Forward(std::get<MoeWeights>(weights), dense_ffn_, x, out, stream);
+  RETURN_IF_ERROR(GatherTokens(normed_, shape, stream));
+  const MatrixView x = normed_.Rows(num_tokens_);
+  const MatrixView out = partial_.Rows(num_tokens_);
+  RETURN_IF_ERROR(moe != nullptr
+                      ? moe_ffn_->Forward(*moe, dense_ffn_, x, out, stream)
+                      : dense_ffn_.Forward(std::get<DenseFfnWeights>(weights), x, out, stream));
+  return SumOverRanks(partial_, shape, stream);
 }
 
 absl::StatusOr<ConstMatrixView> Decoder::Logits(const int32_t* rows, int64_t num_rows,
@@ -151,10 +168,34 @@ absl::StatusOr<ConstMatrixView> Decoder::Logits(const int32_t* rows, int64_t num
   return logits;
 }
 
-absl::Status Decoder::SumOverRanks(MatrixView partial, Stream& stream) {
+MatrixView Decoder::OwnRows(const Activation& x, const StepShape& shape) const {
+  MatrixView own = x.Rows(num_tokens_);
+  own.data = own.Row<float>(shape.own_tokens.begin);
+  own.rows = shape.own_tokens.size();
+  return own;
+}
+
+absl::Status Decoder::SumOverRanks(const Activation& partial, const StepShape& shape,
+                                   Stream& stream) {
   if (communicator_.size() == 1) return absl::OkStatus();
-  return communicator_.AllReduce(partial.data, partial.rows * partial.cols, DType::kFloat32,
-                                 ReduceOp::kSum, stream);
+  const MatrixView all = partial.Rows(num_tokens_);
+  if (shape.tokens_per_rank.empty()) {
+    return communicator_.AllReduce(all.data, all.rows * all.cols, DType::kFloat32, ReduceOp::kSum,
+                                   stream);
+  }
+  std::vector<int64_t> counts;
+  for (const int64_t tokens : shape.tokens_per_rank) counts.push_back(tokens * all.cols);
+  return communicator_.ReduceScatterV(all.data, OwnRows(partial, shape).data, counts,
+                                      DType::kFloat32, stream);
+}
+
+absl::Status Decoder::GatherTokens(const Activation& x, const StepShape& shape, Stream& stream) {
+  if (communicator_.size() == 1 || shape.tokens_per_rank.empty()) return absl::OkStatus();
+  const MatrixView all = x.Rows(num_tokens_);
+  const int64_t row_bytes = all.cols * static_cast<int64_t>(sizeof(float));
+  std::vector<int64_t> bytes;
+  for (const int64_t tokens : shape.tokens_per_rank) bytes.push_back(tokens * row_bytes);
+  return communicator_.AllGatherV(OwnRows(x, shape).data, all.data, bytes, stream);
 }
 
 absl::Status Decoder::Norm(ConstMatrixView x, const float* weight, MatrixView out, Stream& stream) {

@@ -17,6 +17,7 @@
 #include "parallel/communicator.h"
 #include "runtime/model/activation.h"
 #include "runtime/model/dense_ffn.h"
+#include "runtime/model/expert_exchange.h"
 #include "runtime/model/gqa_attention.h"
 #include "runtime/model/mla_attention.h"
 #include "runtime/model/model_spec.h"
@@ -42,9 +43,12 @@ struct DecoderOptions {
 };
 
 // Ranks with empty shares of heads, columns or ids run the same code and join every AllReduce with
-// zeros. Everything that varies between steps of one shape is read from device buffers at fixed
-// addresses, and nothing is read back: the ops of a step may run as late as the next
-// synchronisation.
+// zeros. With data-parallel attention a rank computes norms and attention of its own tokens alone;
+// those of all ranks are gathered for the feed-forward block, of which each rank has a share, and
+// its sums scattered; or, in layers with experts, tokens travel to their experts alone. Everything
+// that varies between steps of one shape is read from device buffers at fixed addresses, and
+// nothing is read back (but by an ExpertExchange, which must know where tokens go): the ops of a
+// step may run as late as the next synchronisation.
 //
 // Owned by one rank's worker and used from its thread. Activations are allocated once.
 class Decoder {
@@ -71,14 +75,19 @@ class Decoder {
           DecoderOptions options, AttentionBlock attention, DenseFfnBlock dense_ffn,
           std::optional<MoeFfnBlock> moe_ffn, Backend& backend, Communicator& communicator);
 
-  // Fills what is not yet summed over the ranks; then all ranks hold the same bits.
-  absl::Status SumOverRanks(MatrixView partial, Stream& stream);
+  // [own tokens, hidden] of a [tokens, hidden] matrix.
+  MatrixView OwnRows(const Activation& x, const StepShape& shape) const;
+  // Sums the ranks' summands, in the same order everywhere: every rank gets the sums of its own
+  // tokens, which without data-parallel attention are all of them.
+  absl::Status SumOverRanks(const Activation& partial, const StepShape& shape, Stream& stream);
+  // Completes the rows of this rank's own tokens with those of the others.
+  absl::Status GatherTokens(const Activation& x, const StepShape& shape, Stream& stream);
   absl::Status Norm(ConstMatrixView x, const float* weight, MatrixView out, Stream& stream);
-  // Both fill `out` with this rank's summand.
+  // Fills `out` with this rank's summand; of data-parallel attention that is all.
   absl::Status Attend(int64_t layer, const StepInputs& inputs, const StepShape& shape,
                       ConstMatrixView x, MatrixView out, Stream& stream);
-  absl::Status FeedForward(const std::variant<DenseFfnWeights, MoeWeights>& weights,
-                           ConstMatrixView x, MatrixView out, Stream& stream);
+  // Fills the own rows of partial_ from those of normed_.
+  absl::Status FeedForward(int64_t layer, const StepShape& shape, Stream& stream);
   absl::Status RunLayer(int64_t layer, const StepInputs& inputs, const StepShape& shape,
                         Stream& stream);
 
@@ -89,10 +98,12 @@ class Decoder {
   const KernelTable& kernels_;
   Communicator& communicator_;
   AttentionBlock attention_;
-  DenseFfnBlock dense_ffn_;             // of the dense layers, and of shared experts
-  std::optional<MoeFfnBlock> moe_ffn_;  // of the layers with experts
+  DenseFfnBlock dense_ffn_;                   // of the dense layers, and of shared experts
+  std::optional<MoeFfnBlock> moe_ffn_;        // of the layers with experts
+  std::unique_ptr<ExpertExchange> exchange_;  // if tokens travel to their experts; else null
 
   int64_t num_tokens_ = 0;  // of the last Forward
+  // With data-parallel attention only the rows of own tokens are kept up through the layers.
   Activation hidden_;       // [tokens, hidden], the residual stream
   Activation normed_;       // [tokens, hidden]
   Activation partial_;      // [tokens, hidden], a block's output

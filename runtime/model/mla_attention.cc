@@ -90,7 +90,7 @@ absl::StatusOr<MlaAttentionBlock> MlaAttentionBlock::Create(
   ASSIGN_OR_RETURN(block.sum_, make(tokens, heads));
   ASSIGN_OR_RETURN(block.attended_, make(tokens, heads * mla.v_head_dim));
   const int64_t stripes = layout.grid.num_stripes();
-  if (pool == nullptr || stripes == 1) return block;
+  if (pool == nullptr || stripes == 1 || layout.grid.data_parallel()) return block;
 
   // At least one head of each rank for all tokens; equal on all ranks of the group.
   const int64_t max_rows = std::max(tokens * stripes, kMaxAbsorbedFloats / latent_width);
@@ -108,7 +108,7 @@ absl::StatusOr<MlaAttentionBlock> MlaAttentionBlock::Create(
 absl::Status MlaAttentionBlock::Forward(int64_t layer, const MlaWeights& weights, ConstMatrixView x,
                                         const StepInputs& inputs, const StepShape& shape,
                                         MatrixView out, const Tap& tap, Stream& stream) {
-  const int64_t tokens = shape.num_tokens;
+  const int64_t tokens = x.rows;
   if (holds_latents_) {
     RETURN_IF_ERROR(ProjectInputs(weights, x, inputs, stream));
     if (pool_ != nullptr) RETURN_IF_ERROR(Append(layer, inputs, tokens, stream));
@@ -234,7 +234,7 @@ absl::Status MlaAttentionBlock::AttendToLatents(int64_t layer, ConstHeadsView qu
 absl::Status MlaAttentionBlock::AttendExpanded(int64_t layer, const MlaWeights& weights,
                                                const StepInputs& inputs, const StepShape& shape,
                                                Stream& stream) {
-  const int64_t tokens = shape.num_tokens;
+  const int64_t tokens = shape.own_tokens.size();
   const int64_t expanded_dim = mla_.qk_nope_head_dim + mla_.v_head_dim;
   for (const ContextPiece& piece : shape.pieces) {
     const int32_t* query_starts = inputs.query_starts.device() + piece.first_sequence;

@@ -41,8 +41,8 @@ class MlaAttentionBlock {
                                                   ActivationPrecision precision, Backend& backend,
                                                   Communicator& communicator);
 
-  // x [tokens, hidden] is normed. `out` [tokens, hidden] receives this rank's summand: zeros, or a
-  // bias, from a rank without heads.
+  // x [own tokens, hidden] is normed. `out` [own tokens, hidden] receives this rank's summand:
+  // zeros, or a bias, from a rank without heads; all where attention is data-parallel.
   absl::Status Forward(int64_t layer, const MlaWeights& weights, ConstMatrixView x,
                        const StepInputs& inputs, const StepShape& shape, MatrixView out,
                        const Tap& tap, Stream& stream);

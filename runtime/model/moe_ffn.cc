@@ -12,6 +12,14 @@ namespace {
 // CPU.
 constexpr int64_t kMaxPieceTokens = 1024;
 
+// Rows [first, first + count).
+template <typename View>
+View RowsFrom(View x, int64_t first, int64_t count) {
+  x.data = x.template Row<float>(first);
+  x.rows = count;
+  return x;
+}
+
 }  // namespace
 
 absl::StatusOr<MoeFfnBlock> MoeFfnBlock::Create(const MoeSpec& spec, int64_t hidden_size,
@@ -38,22 +46,39 @@ absl::StatusOr<MoeFfnBlock> MoeFfnBlock::Create(const MoeSpec& spec, int64_t hid
 
 absl::Status MoeFfnBlock::Forward(const MoeWeights& weights, DenseFfnBlock& shared_ffn,
                                   ConstMatrixView x, MatrixView out, Stream& stream) {
-  if (spec_.shared_intermediate_size > 0) {
-    RETURN_IF_ERROR(shared_ffn.Forward(weights.shared, x, out, stream));
-  }
+  const bool has_shared = spec_.shared_intermediate_size > 0;
+  if (has_shared) RETURN_IF_ERROR(shared_ffn.Forward(weights.shared, x, out, stream));
   for (int64_t first = 0; first < x.rows; first += max_tokens_) {
-    ConstMatrixView x_piece = x;
-    MatrixView out_piece = out;
-    x_piece.data = x.Row<float>(first);
-    out_piece.data = out.Row<float>(first);
-    x_piece.rows = out_piece.rows = std::min(max_tokens_, x.rows - first);
-    RETURN_IF_ERROR(RunExperts(weights, x_piece, out_piece, stream));
+    const int64_t count = std::min(max_tokens_, x.rows - first);
+    RETURN_IF_ERROR(RunExperts(weights, RowsFrom(x, first, count), has_shared,
+                               RowsFrom(out, first, count), stream));
   }
   return absl::OkStatus();
 }
 
-absl::Status MoeFfnBlock::RunExperts(const MoeWeights& weights, ConstMatrixView x, MatrixView out,
-                                     Stream& stream) {
+absl::Status MoeFfnBlock::ForwardExchanged(const MoeWeights& weights, DenseFfnBlock& shared_ffn,
+                                           ExpertExchange& exchange, ConstMatrixView x,
+                                           std::span<const int64_t> tokens_per_rank, MatrixView out,
+                                           Stream& stream) {
+  const bool has_shared = spec_.shared_intermediate_size > 0;
+  if (has_shared) RETURN_IF_ERROR(shared_ffn.Forward(weights.shared, x, out, stream));
+  const int64_t most = *std::max_element(tokens_per_rank.begin(), tokens_per_rank.end());
+  for (int64_t round = 0; round < most; round += exchange.max_own_tokens()) {
+    const int64_t first = std::min(round, x.rows);
+    const int64_t count = std::min(exchange.max_own_tokens(), x.rows - first);
+    const ConstMatrixView own = RowsFrom(x, first, count);
+    RETURN_IF_ERROR(Route(weights, own, stream));
+    ASSIGN_OR_RETURN(const ConstMatrixView received,
+                     exchange.Send(own, expert_ids_.as<const int32_t>(), stream));
+    // Routed again where they arrive: the router is there too, and gives the same.
+    RETURN_IF_ERROR(RunExperts(weights, received, /*add=*/false, exchange.summands(), stream));
+    RETURN_IF_ERROR(exchange.Return(has_shared, RowsFrom(out, first, count), stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MoeFfnBlock::RunExperts(const MoeWeights& weights, ConstMatrixView x, bool add,
+                                     MatrixView out, Stream& stream) {
   RETURN_IF_ERROR(Route(weights, x, stream));
   const int64_t top_k = spec_.num_experts_per_token, max_entries = x.rows * top_k;
   const int64_t columns = weights.down.first.k;
@@ -80,7 +105,7 @@ absl::Status MoeFfnBlock::RunExperts(const MoeWeights& weights, ConstMatrixView 
                                   .entry_of = entry_of_.as<const int32_t>(),
                                   .weights = expert_weights_.as<const float>(),
                                   .top_k = top_k,
-                                  .add = spec_.shared_intermediate_size > 0,
+                                  .add = add,
                                   .out = out},
                                  stream);
 }

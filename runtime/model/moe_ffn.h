@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,6 +12,7 @@
 #include "kernels/gemm/linear.h"
 #include "runtime/model/activation.h"
 #include "runtime/model/dense_ffn.h"
+#include "runtime/model/expert_exchange.h"
 #include "runtime/model/moe_spec.h"
 #include "runtime/model/step_inputs.h"
 #include "runtime/model/weights.h"
@@ -36,12 +38,22 @@ class MoeFfnBlock {
   absl::Status Forward(const MoeWeights& weights, DenseFfnBlock& shared_ffn, ConstMatrixView x,
                        MatrixView out, Stream& stream);
 
+  // The same where tokens of data-parallel attention travel to their experts alone, and meet the
+  // shared ones, of which this rank then has all columns, at home. x [own tokens, hidden] is
+  // normed; `out` [own tokens, hidden] receives all there is. tokens_per_rank: own tokens of each.
+  absl::Status ForwardExchanged(const MoeWeights& weights, DenseFfnBlock& shared_ffn,
+                                ExpertExchange& exchange, ConstMatrixView x,
+                                std::span<const int64_t> tokens_per_rank, MatrixView out,
+                                Stream& stream);
+  // Tokens whose experts are run at once.
+  int64_t max_tokens() const { return max_tokens_; }
+
  private:
   MoeFfnBlock(const MoeSpec& spec, ActivationPrecision precision, Backend& backend)
       : spec_(spec), kernels_(backend.kernels()), precision_(precision) {}
 
-  // The routed experts of at most max_tokens_ tokens; adds to `out`, if there are shared ones.
-  absl::Status RunExperts(const MoeWeights& weights, ConstMatrixView x, MatrixView out,
+  // The routed experts of at most max_tokens_ tokens; adds to `out`, or fills it.
+  absl::Status RunExperts(const MoeWeights& weights, ConstMatrixView x, bool add, MatrixView out,
                           Stream& stream);
   // Sets expert_ids_ and expert_weights_.
   absl::Status Route(const MoeWeights& weights, ConstMatrixView x, Stream& stream);

@@ -53,12 +53,13 @@ absl::StatusOr<StepInputs> StepInputs::Create(const StepLimits& limits, Backend&
 
 absl::Status StepInputs::Upload(const StepShape& shape, Backend& backend, Stream& stream) const {
   RETURN_IF_ERROR(token_ids.Upload(shape.num_tokens, backend, stream));
-  RETURN_IF_ERROR(positions.Upload(shape.num_tokens, backend, stream));
+  const int64_t own_tokens = shape.own_tokens.size();
+  RETURN_IF_ERROR(positions.Upload(own_tokens, backend, stream));
   RETURN_IF_ERROR(query_starts.Upload(shape.num_sequences + 1, backend, stream));
   RETURN_IF_ERROR(page_starts.Upload(shape.num_sequences + 1, backend, stream));
   RETURN_IF_ERROR(pages.Upload(shape.num_pages, backend, stream));
-  RETURN_IF_ERROR(append_slots.Upload(shape.num_tokens, backend, stream));
-  RETURN_IF_ERROR(append_offsets.Upload(shape.num_tokens, backend, stream));
+  RETURN_IF_ERROR(append_slots.Upload(own_tokens, backend, stream));
+  RETURN_IF_ERROR(append_offsets.Upload(own_tokens, backend, stream));
   if (!shape.pieces.empty()) {
     const ContextPiece& last = shape.pieces.back();
     RETURN_IF_ERROR(

@@ -11,6 +11,7 @@
 #include "kernels/base/backend.h"
 #include "kernels/base/stream.h"
 #include "kernels/paged_kv_view.h"
+#include "parallel/shard_spec.h"
 
 namespace heddle {
 
@@ -51,10 +52,16 @@ struct ContextPiece {
 // MLA computes prompts with expanded keys and values and generated tokens in latent space, also
 // when they are recomputed. So its tokens of the second kind come first, and a run of tokens that
 // has both counts as two sequences.
+//
+// With data-parallel attention the tokens come in order of the ranks that attend for them, each
+// rank's in the order above; and all that attention reads, from positions to pieces, is of this
+// rank's tokens alone, counted from its first.
 struct StepShape {
   int64_t num_tokens = 0;
+  Range own_tokens = {};                      // for which this rank attends: all, or its part
+  std::vector<int64_t> tokens_per_rank = {};  // only with data-parallel attention
   int64_t num_sequences = 0;
-  int64_t num_absorbed_tokens = 0;     // MLA: the first ones
+  int64_t num_absorbed_tokens = 0;     // MLA: the first ones of own_tokens
   int64_t num_absorbed_sequences = 0;  // MLA: the first ones
   std::vector<ContextPiece> pieces;    // MLA: of the other sequences
   int64_t num_piece_pages = 0;         // of all pieces, gathered
@@ -83,12 +90,12 @@ class StepArray {
 // side alone until the stream has been synchronised.
 struct StepInputs {
   StepArray<int32_t> token_ids;       // [tokens]
-  StepArray<int32_t> positions;       // [tokens]
-  StepArray<int32_t> query_starts;    // [sequences + 1] into tokens
+  StepArray<int32_t> positions;       // [own tokens]
+  StepArray<int32_t> query_starts;    // [sequences + 1] into own tokens
   StepArray<int32_t> page_starts;     // [sequences + 1] into pages
   StepArray<PageSpan> pages;          // [pages] of this rank's stripe, counting this step's tokens
-  StepArray<int32_t> append_slots;    // [tokens]; -1: this rank stores nothing
-  StepArray<int32_t> append_offsets;  // [tokens] index inside the page
+  StepArray<int32_t> append_slots;    // [own tokens]; -1: this rank stores nothing
+  StepArray<int32_t> append_offsets;  // [own tokens] index inside the page
   StepArray<int32_t> logit_rows;      // [logit_rows] into tokens
   // Of all pieces, one behind the other: where the tokens of each of its sequences begin in it, and
   // their positions. Only for MLA.

@@ -94,10 +94,13 @@ class Loader {
     return Matrix(std::string(kHeadTensor), vocabulary, Hidden(), weights_.head);
   }
 
-  // `adds_biases`: whether this rank adds the biases of partial sums.
-  absl::Status LoadLayer(int64_t index, const RankLayout& layout, bool adds_biases) {
+  // Whether this rank adds the biases of what attention and the FFN project back to hidden states.
+  struct AddsBiases {
+    bool attention, ffn;
+  };
+  absl::Status LoadLayer(int64_t index, const RankLayout& layout, AddsBiases adds_biases) {
     index_ = index;
-    adds_biases_ = adds_biases;
+    adds_biases_ = adds_biases.attention;
     LayerWeights& layer = weights_.layers.emplace_back();
     RETURN_IF_ERROR(Vector(Name("input_layernorm.weight"), Hidden(), layer.attention_norm));
     if (spec_.mla.has_value()) {
@@ -108,6 +111,7 @@ class Loader {
     }
     RETURN_IF_ERROR(Vector(Name("post_attention_layernorm.weight"), Hidden(), layer.ffn_norm));
     const FfnShare& share = layout.ffn[index];
+    adds_biases_ = adds_biases.ffn;
     if (HasExperts(spec_, index)) {
       return LoadMoe(*spec_.moe, share, layer.ffn.emplace<MoeWeights>());
     }
@@ -256,7 +260,7 @@ class Loader {
     return Vector(absl::StrCat(name, ".bias"), rows, projection.bias);
   }
 
-  // This rank's columns of a projection to hidden states, whose outputs are summed over the ranks.
+  // This rank's columns of a projection to hidden states.
   absl::Status Columns(absl::string_view module, Range cols, bool has_bias,
                        Projection& projection) {
     const std::string name = Name(module);
@@ -347,7 +351,7 @@ class Loader {
   std::byte* shared_ = nullptr;  // the newest buffer of small tensors
   int64_t shared_left_ = 0;      // bytes
   int64_t index_ = 0;            // of the layer
-  bool adds_biases_ = false;     // whether this rank adds those of partial sums
+  bool adds_biases_ = false;     // of the block being loaded
 };
 
 // Says once that weights lose precision; what overflows is refused when packed.
@@ -374,7 +378,8 @@ absl::StatusOr<ModelWeights> LoadWeights(const ModelSpec& spec, const ShardLayou
   Loader loader(spec, source, options, backend, stream, weights);
   RETURN_IF_ERROR(loader.LoadEmbedding(held.vocabulary));
   for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-    RETURN_IF_ERROR(loader.LoadLayer(layer, held, /*adds_biases=*/rank == 0));
+    RETURN_IF_ERROR(loader.LoadLayer(
+        layer, held, {.attention = rank == 0 || layout.grid.data_parallel(), .ffn = rank == 0}));
   }
   RETURN_IF_ERROR(loader.LoadHead(held.vocabulary));
   return weights;

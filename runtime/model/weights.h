@@ -43,7 +43,8 @@ struct MoeWeights {
 };
 
 // Rows and columns of every matrix below are the rank's own shares. `o` and the FFN's `down` give
-// partial sums over the ranks; their biases are on rank 0 alone, so that they are added once.
+// partial sums over the ranks; their biases are on rank 0 alone, so that they are added once. With
+// data-parallel attention every rank has all heads and the bias of `o`.
 struct GqaWeights {
   Projection q;                   // [query_heads * head_dim, hidden]
   Projection k;                   // [kv_heads * head_dim, hidden]

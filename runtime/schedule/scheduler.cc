@@ -141,23 +141,35 @@ ScheduledStep Scheduler::Plan() {
 
 bool Scheduler::GrowRunning() {
   bool preempted = false;
-  for (auto next = running_.begin(); next != running_.end(); ++next) {
+  // Both this sequence and the one behind it may leave on the way.
+  Serial serial = 0;
+  for (auto next = running_.begin(); next != running_.end(); next = running_.upper_bound(serial)) {
     Sequence& sequence = *next->second;
+    serial = sequence.serial;
     CHECK(sequence.num_pending() > 0 && (!sequence.samples() || !AtLengthLimit(sequence.id)))
         << "sequence " << sequence.id << " was neither continued nor finished";
     const int64_t num_needed =
         options_.use_kv_cache ? sequence.num_computed + 1 : sequence.num_tokens();
-    while (!ledger_.Reserve(sequence.id, num_needed)) {
-      CHECK(running_.size() > 1) << "a sequence that is alone does not fit";
-      Sequence& newest = *running_.rbegin()->second;
-      LeaveBatch(newest);
-      waiting_.emplace(newest.serial, &newest);
+    const int64_t pool = ledger_.PoolOf(sequence.id);
+    bool runs = true;
+    while (runs && !ledger_.Reserve(sequence.id, num_needed)) {
+      Sequence* const newest = NewestOfPool(pool);
+      runs = newest != &sequence;
+      LeaveBatch(*newest);
+      waiting_.emplace(newest->serial, newest);
       ++num_preemptions_;
       preempted = true;
-      if (&newest == &sequence) return true;
+      CHECK(runs || NewestOfPool(pool) != nullptr) << "a sequence that is alone does not fit";
     }
   }
   return preempted;
+}
+
+Scheduler::Sequence* Scheduler::NewestOfPool(int64_t pool) {
+  const auto newest = std::find_if(running_.rbegin(), running_.rend(), [&](const auto& entry) {
+    return ledger_.PoolOf(entry.second->id) == pool;
+  });
+  return newest == running_.rend() ? nullptr : newest->second;
 }
 
 void Scheduler::LeaveBatch(Sequence& sequence) {

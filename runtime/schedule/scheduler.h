@@ -42,9 +42,10 @@ struct ScheduledStep {
 // Rules. Sequences are served in order of arrival. A plan holds every sequence that decodes, then
 // prompts in chunks while max_num_batched_tokens lasts, then new sequences while there are batch
 // slots. Admission takes all its pages or none; a sequence that cannot grow preempts the newest
-// that runs, at worst itself. A preempted sequence keeps its place in the order and resumes by
-// computing prompt and output again. So the oldest sequence can always go on; and none is longer
-// than what fits alone (MaxSequenceTokens), so that lengths do not depend on batch mates.
+// that runs on pages of its pool (PageLedger::PoolOf), at worst itself. A preempted sequence keeps
+// its place in the order and resumes by computing prompt and output again. So the oldest sequence
+// of a pool can always go on; and none is longer than what fits alone (MaxSequenceTokens), so that
+// lengths do not depend on batch mates.
 class Scheduler {
  public:
   // InvalidArgument names the option and its value.
@@ -124,6 +125,8 @@ class Scheduler {
   absl::Status Enqueue(std::unique_ptr<Sequence> sequence);
   // Gives every running sequence room for its next token. True if that preempted one.
   bool GrowRunning();
+  // Of those that run on pages of this pool; null if there are none.
+  Sequence* NewestOfPool(int64_t pool);
   void LeaveBatch(Sequence& sequence);
   Admission Admit(Sequence& sequence, StepPlan& plan);
   // Gives a sibling its pages from its parent's. kNoRoom: it has to get them like any other.

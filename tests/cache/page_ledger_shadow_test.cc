@@ -45,31 +45,21 @@ class Shadow {
       EXPECT_EQ(result.status().code(), absl::StatusCode::kAlreadyExists);
       return;
     }
-    const int64_t num_hit = options_.enable_prefix_caching && reuse ? LongestHit(salt, tokens) : 0;
     Sequence sequence;
     sequence.salt = salt;
     sequence.tokens = std::move(tokens);
-    sequence.committed = num_hit;
-    sequence.first = FirstVisible(num_hit);
-    int64_t num_evictable_hit = 0;
-    for (int64_t page = sequence.first; page < num_hit / options_.page_size; ++page) {
-      sequence.pages.push_back(index_.at(PrefixOf(sequence, page)));
-      num_evictable_hit += pages_[sequence.pages.back()].holders == 0;
-    }
-    const int64_t end = StartEnd(sequence.first, num_tokens);
-    const int64_t needed = end - sequence.end();
-    if (needed > NumAvailable() - num_evictable_hit) {
+    const bool looks_up = options_.enable_prefix_caching && reuse;
+    const bool fits = Start(sequence, num_tokens, looks_up) ||
+                      (options_.one_stripe_per_sequence && Start(sequence, num_tokens, false));
+    if (!fits) {
       EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted) << result.status();
-      // Looked up and let go again: last used now.
-      for (const PageKey& page : sequence.pages) Hold(page);
-      LetGoFromEnd(sequence);
       return;
     }
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(*result, num_hit);
-    for (const PageKey& page : sequence.pages) Hold(page);
+    EXPECT_EQ(*result, sequence.committed);
+    EXPECT_EQ(ledger_.PoolOf(id), sequence.home);
     FollowGrowth(id, sequence);
-    EXPECT_EQ(sequence.end(), end);
+    EXPECT_EQ(sequence.end(), StartEnd(sequence.first, num_tokens));
     sequences_.emplace(id, std::move(sequence));
   }
 
@@ -82,6 +72,7 @@ class Shadow {
     const Sequence& source = sequences_.at(parent);
     Sequence sequence;
     sequence.salt = source.salt;
+    sequence.home = source.home;
     sequence.committed = num_shared;
     sequence.tokens.assign(source.tokens.begin(), source.tokens.begin() + num_shared);
     sequence.first = FirstVisible(num_shared);
@@ -93,7 +84,7 @@ class Shadow {
     const bool partial = num_shared % options_.page_size > 0;
     const int64_t needed = StartEnd(sequence.first, num_tokens) - num_whole;
     const PageKey tail = partial ? source.pages[num_whole - source.first] : PageKey{};
-    if (needed > NumAvailable() || (partial && NumAvailable(tail.first) == 0)) {
+    if (needed > NumAvailableTo(sequence.home) || (partial && NumAvailable(tail.first) == 0)) {
       EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted) << result.status();
       return;
     }
@@ -119,7 +110,7 @@ class Shadow {
   void Reserve(SequenceId id, int64_t num_tokens) {
     Sequence& sequence = sequences_.at(id);
     const int64_t end = (num_tokens + options_.page_size - 1) / options_.page_size;
-    const bool fits = end - sequence.end() <= NumAvailable();
+    const bool fits = end - sequence.end() <= NumAvailableTo(sequence.home);
     EXPECT_EQ(ledger_.ReservableTokens(id) >= num_tokens, fits);
     EXPECT_EQ(ledger_.Reserve(id, num_tokens), fits);
     FollowGrowth(id, sequence);
@@ -222,11 +213,30 @@ class Shadow {
     std::vector<int32_t> tokens;
     int64_t committed = 0;
     int64_t first = 0;  // page
+    int32_t home = 0;   // stripe, if it has one
     std::vector<PageKey> pages;
     int64_t end() const { return first + static_cast<int64_t>(pages.size()); }
     int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   };
 
+  // Holds what a sequence shares of a known prefix, if it looks, and says whether the rest fits; if
+  // not, lets go again: those pages were last used now.
+  bool Start(Sequence& sequence, int64_t num_tokens, bool looks_up) {
+    sequence.committed = looks_up ? LongestHit(sequence.salt, sequence.tokens) : 0;
+    sequence.first = FirstVisible(sequence.committed);
+    sequence.pages.clear();
+    for (int64_t page = sequence.first; page < sequence.committed / options_.page_size; ++page) {
+      sequence.pages.push_back(index_.at(PrefixOf(sequence, page)));
+      Hold(sequence.pages.back());
+    }
+    if (options_.one_stripe_per_sequence) {
+      sequence.home = sequence.pages.empty() ? EmptiestStripe() : sequence.pages.front().first;
+    }
+    const int64_t needed = StartEnd(sequence.first, num_tokens) - sequence.end();
+    if (needed <= NumAvailableTo(sequence.home)) return true;
+    LetGoFromEnd(sequence);
+    return false;
+  }
   Prefix PrefixOf(const Sequence& sequence, int64_t page) const {
     const auto begin = sequence.tokens.begin();
     return {sequence.salt, {begin, begin + (page + 1) * options_.page_size}};
@@ -250,10 +260,14 @@ class Shadow {
     const int64_t size = static_cast<int64_t>(tokens.size());
     for (int64_t hit = (size - 1) / page_size; hit > 0; --hit) {
       bool all = true;
-      for (int64_t page = FirstVisible(hit * page_size); page < hit; ++page) {
+      std::set<int32_t> stripes;
+      for (int64_t page = FirstVisible(hit * page_size); page < hit && all; ++page) {
         const std::vector<int32_t> prefix(tokens.begin(), tokens.begin() + (page + 1) * page_size);
-        all = all && index_.contains({salt, prefix});
+        const auto known = index_.find({salt, prefix});
+        all = known != index_.end();
+        if (all) stripes.insert(known->second.first);
       }
+      all = all && (!options_.one_stripe_per_sequence || stripes.size() <= 1);
       // A hit of no pages needs somebody to know that the prefix was there at all.
       if (FirstVisible(hit * page_size) == hit) all = Known(salt, tokens, hit * page_size);
       if (all) return hit * page_size;
@@ -284,6 +298,16 @@ class Shadow {
     int64_t sum = 0;
     for (int32_t stripe = 0; stripe < options_.num_stripes; ++stripe) sum += NumAvailable(stripe);
     return sum;
+  }
+  int64_t NumAvailableTo(int32_t home) const {
+    return options_.one_stripe_per_sequence ? NumAvailable(home) : NumAvailable();
+  }
+  int32_t EmptiestStripe() const {
+    int32_t best = 0;
+    for (int32_t stripe = 1; stripe < options_.num_stripes; ++stripe) {
+      if (NumAvailable(stripe) > NumAvailable(best)) best = stripe;
+    }
+    return best;
   }
   void Hold(PageKey key) {
     if (++pages_[key].holders == 1) std::erase(evictable_[key.first], key);
@@ -317,13 +341,20 @@ class Shadow {
     }
     page = Page{.holders = 1, .contents = {}, .indexed = {}};
   }
-  // Takes over the pages that the ledger has appended, each on the stripe that had most to give.
+  // Takes over the pages that the ledger has appended: on the sequence's home, or each on the
+  // stripe that had most to give.
   void FollowGrowth(SequenceId id, Sequence& sequence) {
     const PageTable& table = ledger_.table(id);
     int32_t previous = sequence.pages.empty() ? static_cast<int32_t>(options_.num_stripes) - 1
                                               : sequence.pages.back().first;
     for (int64_t page = sequence.end(); page < table.end_page(); ++page) {
       const PageKey key = KeyOf(table.pages[page - table.first_page]);
+      if (options_.one_stripe_per_sequence) {
+        EXPECT_EQ(key.first, sequence.home);
+        Take(key);
+        sequence.pages.push_back(key);
+        continue;
+      }
       for (int32_t step = 1; step <= options_.num_stripes; ++step) {
         const int32_t stripe = (previous + step) % static_cast<int32_t>(options_.num_stripes);
         if (stripe == key.first) break;
@@ -347,15 +378,15 @@ class Shadow {
   int64_t num_evicted_ = 0;
 };
 
-// stripes, page size, pages per stripe, window, prefix caching
-using Config = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
+// stripes, page size, pages per stripe, window, prefix caching, one stripe per sequence
+using Config = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool>;
 
 class PageLedgerShadowTest : public testing::TestWithParam<Config> {};
 
 TEST_P(PageLedgerShadowTest, AgreesAfterEachOfManyRandomOperations) {
   PageLedgerOptions options;
   std::tie(options.num_stripes, options.page_size, options.pages_per_stripe, options.window,
-           options.enable_prefix_caching) = GetParam();
+           options.enable_prefix_caching, options.one_stripe_per_sequence) = GetParam();
   options.model_id = "tiny";
   Shadow shadow(options);
   std::mt19937_64 random(7);
@@ -399,11 +430,17 @@ TEST_P(PageLedgerShadowTest, AgreesAfterEachOfManyRandomOperations) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, PageLedgerShadowTest,
-    testing::Values(Config{1, 4, 12, 0, true}, Config{1, 1, 7, 0, true}, Config{1, 16, 9, 0, true},
-                    Config{1, 3, 12, 0, false}, Config{2, 4, 7, 0, true}, Config{2, 1, 5, 0, true},
-                    Config{3, 3, 5, 0, true}, Config{3, 4, 1, 0, true}, Config{3, 3, 5, 0, false},
-                    Config{1, 4, 12, 6, true}, Config{2, 3, 6, 7, true}, Config{3, 2, 5, 5, true},
-                    Config{1, 1, 10, 4, true}, Config{1, 4, 8, 1, true}, Config{1, 1, 2, 0, true}));
+    testing::Values(Config{1, 4, 12, 0, true, false}, Config{1, 1, 7, 0, true, false},
+                    Config{1, 16, 9, 0, true, false}, Config{1, 3, 12, 0, false, false},
+                    Config{2, 4, 7, 0, true, false}, Config{2, 1, 5, 0, true, false},
+                    Config{3, 3, 5, 0, true, false}, Config{3, 4, 1, 0, true, false},
+                    Config{3, 3, 5, 0, false, false}, Config{1, 4, 12, 6, true, false},
+                    Config{2, 3, 6, 7, true, false}, Config{3, 2, 5, 5, true, false},
+                    Config{1, 1, 10, 4, true, false}, Config{1, 4, 8, 1, true, false},
+                    Config{1, 1, 2, 0, true, false}, Config{2, 4, 7, 0, true, true},
+                    Config{3, 3, 9, 0, true, true}, Config{3, 1, 7, 0, true, true},
+                    Config{3, 4, 6, 0, false, true}, Config{2, 3, 6, 7, true, true},
+                    Config{2, 4, 8, 1, true, true}));
 
 }  // namespace
 }  // namespace heddle

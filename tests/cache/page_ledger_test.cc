@@ -233,6 +233,62 @@ TEST(PageLedgerTest, PagesGoToTheStripeWithMostToGive) {
   ExpectIdle(ledger);
 }
 
+// As data-parallel attention has it.
+PageLedgerOptions HomeOptions(int64_t num_stripes, int64_t num_pages) {
+  PageLedgerOptions options = Options(4, num_pages);
+  options.num_stripes = num_stripes;
+  options.one_stripe_per_sequence = true;
+  return options;
+}
+
+TEST(PageLedgerTest, ASequenceStaysOnTheStripeWithTheFewestLivePages) {
+  PageLedger ledger(HomeOptions(3, 4));
+  EXPECT_EQ(ledger.CapacityTokens(), 16) << "of one stripe";
+  ASSERT_TRUE(ledger.Admit(1, Tokens(7), 8).ok());
+  ASSERT_TRUE(ledger.Admit(2, Tokens(3, 200), 4).ok());
+  ASSERT_TRUE(ledger.Admit(3, Tokens(3, 300), 4).ok());
+  ASSERT_TRUE(ledger.Admit(4, Tokens(3, 400), 4).ok());
+  EXPECT_EQ(ledger.PoolOf(1), 0);
+  EXPECT_EQ(ledger.PoolOf(2), 1);
+  EXPECT_EQ(ledger.PoolOf(3), 2);
+  EXPECT_EQ(ledger.PoolOf(4), 1) << "a page each on 1 and 2, two on 0";
+  EXPECT_EQ(ledger.ReservableTokens(1), 16);
+  EXPECT_TRUE(ledger.Reserve(1, 16));
+  EXPECT_FALSE(ledger.Reserve(1, 17)) << "whatever is left on the others";
+  EXPECT_EQ(ledger.Admit(5, Tokens(16, 500), 16).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  for (SequenceId id = 1; id <= 4; ++id) ledger.Release(id);
+  ExpectIdle(ledger);
+}
+
+TEST(PageLedgerTest, AHitPullsToItsStripeWhileThatHasRoom) {
+  PageLedger ledger(HomeOptions(2, 4));
+  Compute(ledger, 1, Tokens(9));  // all but one page of stripe 0
+  EXPECT_EQ(Compute(ledger, 2, Tokens(10)), 8);
+  EXPECT_EQ(ledger.PoolOf(2), 0) << "though stripe 1 is empty";
+  EXPECT_EQ(*ledger.Fork(2, 3, 8, 8), std::nullopt);
+  EXPECT_EQ(ledger.PoolOf(3), 0);
+  EXPECT_EQ(ledger.Fork(2, 4, 9, 10).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Compute(ledger, 4, Tokens(10)), 0);
+  EXPECT_EQ(ledger.PoolOf(4), 1) << "rather than wait for stripe 0";
+  for (SequenceId id = 1; id <= 4; ++id) ledger.Release(id);
+  ExpectIdle(ledger);
+}
+
+// Two sequences compute the same first page at once; one of them goes on, on another stripe.
+TEST(PageLedgerTest, AHitEndsWhereThePrefixLeavesTheStripe) {
+  PageLedger ledger(HomeOptions(2, 4));
+  ASSERT_EQ(*ledger.Admit(1, Tokens(5), 6), 0);
+  ASSERT_EQ(*ledger.Admit(2, Tokens(9), 10), 0);
+  ledger.Commit(1, Tokens(5), 5);
+  ledger.Commit(2, Tokens(9), 9);
+  ASSERT_EQ(ledger.PoolOf(2), 1);
+  EXPECT_EQ(Compute(ledger, 3, Tokens(9)), 4) << "the second page is on stripe 1";
+  EXPECT_EQ(ledger.PoolOf(3), 0);
+  for (SequenceId id = 1; id <= 3; ++id) ledger.Release(id);
+  ExpectIdle(ledger);
+}
+
 TEST(PageLedgerTest, AWindowLetsLeadingPagesGo) {
   PageLedgerOptions options = Options(4, 4);
   options.window = 6;

@@ -182,14 +182,15 @@ class GenerateTest(ProgramTest):
                 self.assertEqual(lines, expected)
 
     def test_stripes_and_experts_change_no_token(self):
-        """Latent caches striped over ranks, and whole experts dealt to them."""
+        """Latent caches striped over ranks; whole experts dealt to them, and whole sequences."""
         prompts = [{**row, "prompt_token_ids": [token % 131 for token in row["prompt_token_ids"]]}
                    for row in PROMPTS]
         alone = self.generate(ALONE, prompts, "--ignore-eos", model="mla-v3")
         for num_ranks, flags in ((4, ["--decode-context-parallel-size", 2]),
                                  (3, ["--decode-context-parallel-size", 3, "--block-size", 3,
                                       "--prefill-chunk", 2]),
-                                 (3, ["--enable-expert-parallel"])):
+                                 (3, ["--enable-expert-parallel"]),
+                                 (3, ["--enable-dp-attention", "--enable-expert-parallel"])):
             with self.subTest(num_ranks=num_ranks, flags=flags):
                 self.assertEqual(
                     self.generate(num_ranks, prompts, "--ignore-eos", *flags, model="mla-v3"),
@@ -208,7 +209,7 @@ class GenerateTest(ProgramTest):
                  "max_tokens": len(prompt["greedy_token_ids"])} for prompt in prompts]
         tiny = os.path.join(root, "configs", "models", "tiny-mla")
         for num_ranks, flags in ((ALONE, []), (2, ["--decode-context-parallel-size", 2]),
-                                 (3, ["--enable-expert-parallel"])):
+                                 (3, ["--enable-expert-parallel", "--enable-dp-attention"])):
             lines = self.generate(num_ranks, rows, "--ignore-eos", *flags, model=tiny)
             compared = 0
             for prompt, line in zip(prompts, lines, strict=True):
@@ -337,6 +338,7 @@ class RefusalTest(ProgramTest):
              "without a cache there is nothing to stripe"),
             (["--model", model, *prompts, "--enable-expert-parallel"], "has no experts"),
             (["--model", model, *prompts, "--temprature", 1], "--temperature"),
+            (["--model", model, *prompts, "--enable-dp-attention"], "has no latents"),
             (["--model", model, *prompts, "--max-model-len", 4096], "128"),
             (["--model", model, *prompts, "--top-p", 2], "top_p"),
             (["--model", model, *prompts, "--logprobs", 260], "logprobs"),
@@ -406,6 +408,22 @@ class InspectTest(ProgramTest):
         _, stderr = self.inspect("gqa-a", "--tensor-parallel-size", 6,
                                  "--decode-context-parallel-size", 4, exit_code=2)
         self.assertIn("4 stripes do not divide 6 ranks; these would: 1, 2, 3, 6", stderr)
+
+    def test_shows_data_parallel_attention(self):
+        flags = ("--tensor-parallel-size", 3, "--enable-dp-attention")
+        stdout, _ = self.inspect("mla-v3", *flags, "--format", "json")
+        found = json.loads(stdout)
+        self.assertNotIn("auto", found)
+        self.assertTrue(found["layout"]["dp_attention"])
+        self.assertEqual(found["layout"]["stripes"], 3)
+        for rank in found["layout"]["ranks"]:
+            self.assertEqual(rank["query_heads"], [0, found["query_heads"]])
+            self.assertEqual(rank["kv_bytes_per_token"],
+                             found["layout"]["ranks"][0]["kv_bytes_per_token"])
+        self.assertIn("each sequence on one of them", self.inspect("mla-v3", *flags)[0])
+        _, stderr = self.inspect("mla-v3", *flags, "--decode-context-parallel-size", 3,
+                                 exit_code=2)
+        self.assertIn("it must be auto or 1", stderr)
 
     def test_says_the_bytes_that_a_run_has(self):
         """What inspect foretells is what the ranks of a run then hold."""
@@ -554,6 +572,16 @@ class PlanTest(ProgramTest):
         self.assertEqual([one["capacity_tokens"] for one in found["placements"]], [0, 0])
         self.assertIsNone(found["command"])
         self.assertRegex(found["advice"][0], r"the smallest count that fits is \d ranks")
+
+    def test_data_parallel_attention_is_kept(self):
+        found = self.figures(self.config("deepseek-v2-lite"), "--tensor-parallel-size", 4,
+                             "--device-type", "H20", "--enable-dp-attention")
+        self.assertIn("--enable-dp-attention", found["command"])
+        self.assertNotIn("--decode-context-parallel-size", found["command"])
+        dp = found["placements"][-1]
+        self.assertEqual(found["choice"]["max_num_seqs"], min(
+            found["compute_bound"]["linear_batch_size"],
+            dp["capacity_tokens"] // found["choice"]["expected_context_len"]))
 
     def test_asked_stripes_are_kept(self):
         found = self.figures(self.config("deepseek-v2-lite"), "--tensor-parallel-size", 4,

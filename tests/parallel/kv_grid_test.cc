@@ -189,5 +189,24 @@ TEST(KvGridTest, PrintsALineARank) {
             "rank 4: shard 4 stripe 0, query heads none, KV heads none\n");
 }
 
+TEST(KvGridTest, DataParallelRanksHaveAllHeadsAndAStripeEach) {
+  for (const int num_ranks : {1, 3, 8}) {
+    const absl::StatusOr<KvGrid> grid = KvGrid::CreateDataParallel(6, 1, num_ranks);
+    ASSERT_TRUE(grid.ok()) << grid.status();
+    EXPECT_TRUE(grid->data_parallel());
+    EXPECT_EQ(grid->num_stripes(), num_ranks);
+    EXPECT_EQ(grid->num_head_shards(), 1);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      EXPECT_EQ(grid->rank(rank).stripe, rank);
+      EXPECT_EQ(grid->rank(rank).query_heads, (Range{0, 6}));
+      EXPECT_EQ(grid->rank(rank).kv_heads, (Range{0, 1}));
+    }
+  }
+  EXPECT_FALSE(KvGrid::Create(6, 1, 3, 3)->data_parallel());
+  EXPECT_THAT(std::string(KvGrid::CreateDataParallel(6, 4, 0).status().message()),
+              testing::AllOf(testing::HasSubstr("number of ranks is 0"),
+                             testing::HasSubstr("6 query heads are not a multiple of 4")));
+}
+
 }  // namespace
 }  // namespace heddle

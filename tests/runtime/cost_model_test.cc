@@ -285,11 +285,29 @@ TEST(CostModel, DataParallelAttention) {
   // Attention weights are read whole by each: less is better at batch 1, all the same later on.
   EXPECT_GT(PredictStep(v3, h200, dp, 1, 4096).linear,
             1.5 * PredictStep(v3, h200, {.num_ranks = 8}, 1, 4096).linear);
-  // In float8, 18,816 bytes beat 25,088 as soon as bytes count more than shared experts read whole.
+}
+
+// A token's 8 experts are on 4.6 of 7 other ranks: 16,454 bytes beat 25,088 as soon as bytes count
+// more than shared experts read whole. With an expert each there is next to nothing to send.
+TEST(CostModel, TokensTravelToTheirExpertsWhereThatIsFaster) {
+  const ModelCosts v3 = CostsIn(SpecOf("deepseek-v3"), DType::kFloat8E4M3);
+  const DeviceFigures h200 = Gpu("H200");
+  const Placement dp = {
+      .num_ranks = 8, .num_stripes = 1, .dp_attention = true, .expert_parallel = true};
+  const LayerTraffic traffic = TrafficOf(v3, h200, dp);
+  EXPECT_NEAR(traffic.experts, 7.0 / 8 * (1 - std::pow(7.0 / 8, 8)) * 7168 * 4, 1e-6);
+  EXPECT_NEAR(traffic.hidden_gather + traffic.hidden_scatter, 25088, 1e-6);
+  EXPECT_TRUE(ExchangesExperts(v3, h200, 8, 4096));
   EXPECT_TRUE(PredictStep(v3, h200, dp, 4096, 1024).all_to_all);
+  EXPECT_FALSE(ExchangesExperts(v3, h200, 8, 1)) << "shared experts are read whole by each";
   DeviceFigures slow = h200;
   slow.all_to_all.latency_seconds = 1e-3;
-  EXPECT_FALSE(PredictStep(v3, slow, dp, 512, 1024).all_to_all);
+  EXPECT_FALSE(ExchangesExperts(v3, slow, 8, 512));
+  // Columns of every expert on every rank: all tokens have to come.
+  Placement columns = dp;
+  columns.expert_parallel = false;
+  EXPECT_FALSE(PredictStep(v3, h200, columns, 4096, 1024).all_to_all);
+  EXPECT_EQ(TrafficOf(v3, h200, columns).experts, 0);
 }
 
 TEST(CostModel, BatchThatIsBoundByArithmetic) {
@@ -342,7 +360,6 @@ TEST(CostModel, ContextsFromWhichStripesPay) {
 TEST(CostModel, CapacityIsWhatFitsBesideTheWeights) {
   const ModelSpec spec = SpecOf("deepseek-v2-lite");
   const std::unique_ptr<WeightSource> weights = MakeDeclaredWeights(spec);
-  const ModelCosts costs = CostsOf(spec, *weights, DType::kBFloat16);
   const auto layout = [&](int num_ranks, int num_stripes) {
     absl::StatusOr<ShardLayout> result = BuildShardLayout(spec, *weights,
                                                           {.num_ranks = num_ranks,
@@ -365,15 +382,13 @@ TEST(CostModel, CapacityIsWhatFitsBesideTheWeights) {
   EXPECT_EQ(CapacityTokens(alone, 20 * kGiga), 0);
   EXPECT_EQ(CapacityTokens(alone, static_cast<double>(alone.MaxWeightBytes())), 0);
 
-  // On one rank there is no difference; on more, attention is whole on each.
-  EXPECT_EQ(DpAttentionCapacityTokens(costs, alone, 1, memory), CapacityTokens(alone, memory));
-  EXPECT_GT(DpAttentionWeightBytes(costs, alone, 4),
-            static_cast<double>(replicated.MaxWeightBytes()));
-  EXPECT_LT(DpAttentionWeightBytes(costs, alone, 4),
-            static_cast<double>(alone.MaxWeightBytes()) / 3);
-  EXPECT_GT(DpAttentionCapacityTokens(costs, alone, 4, memory),
-            3.8 * static_cast<double>(CapacityTokens(replicated, memory)));
-  EXPECT_EQ(DpAttentionCapacityTokens(costs, alone, 4, kGiga), 0);
+  // With data-parallel attention a rank holds more weights, and pages of its own.
+  const ShardLayout data_parallel = *BuildShardLayout(
+      spec, *weights,
+      {.num_ranks = 4, .dp_attention = true, .kv_cache_dtype = DType::kBFloat16, .page_size = 64});
+  EXPECT_EQ(CapacityTokens(data_parallel, memory), 4 * expected(data_parallel));
+  EXPECT_GT(data_parallel.MaxWeightBytes(), replicated.MaxWeightBytes());
+  EXPECT_LT(data_parallel.MaxWeightBytes(), alone.MaxWeightBytes() / 3);
 }
 
 TEST(CostModel, WorkIsWhatTheRanksHold) {

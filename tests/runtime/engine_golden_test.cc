@@ -163,6 +163,30 @@ TEST_P(BlockFp8Golden, LogitsWithWholeExpertsDealt) {
   ExpectLogits();
 }
 
+// Each sequence whole on one rank, experts over all.
+class DpAttentionGolden : public EngineGolden {
+ protected:
+  void SetUp() override {
+    EngineGolden::SetUp();
+    config_.enable_dp_attention = true;
+  }
+};
+
+TEST_P(DpAttentionGolden, LogitsWithColumnsDealt) { ExpectLogits(); }
+
+TEST_P(DpAttentionGolden, LogitsWithWholeExpertsDealt) {
+  config_.enable_expert_parallel = true;
+  ExpectLogits();
+}
+
+TEST_P(DpAttentionGolden, LogitsTokenByTokenThatTravelToTheirExperts) {
+  config_.enable_expert_parallel = true;
+  config_.exchange_experts = true;
+  config_.prefill_chunk = 1;
+  config_.stream_mode = CpuStreamMode::kDeferred;
+  ExpectLogits();
+}
+
 std::string NameOf(const ::testing::TestParamInfo<EngineGolden::ParamType>& info) {
   std::string name = std::get<0>(info.param).name;
   std::replace_if(
@@ -173,6 +197,11 @@ std::string NameOf(const ::testing::TestParamInfo<EngineGolden::ParamType>& info
 INSTANTIATE_TEST_SUITE_P(Models, EngineGolden,
                          ::testing::Combine(::testing::ValuesIn(AllGoldens()),
                                             ::testing::Values(1, 3)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Models, DpAttentionGolden,
+                         ::testing::Combine(::testing::Values(GoldenCase{"mla-lite", false},
+                                                              GoldenCase{"mla-v3", false}),
+                                            ::testing::Values(3)),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Models, BlockFp8Golden,
                          ::testing::Combine(::testing::ValuesIn(BlockFp8Goldens()),

@@ -349,6 +349,54 @@ TEST(EngineLifecycle, SamplesOfOnePromptShareItAndDiffer) {
   }
 }
 
+// They stay on their parent's rank, or start anew on one that has room.
+TEST(EngineLifecycle, SamplesOfOnePromptWithDataParallelAttention) {
+  Request request = GreedyRequest(RandomPrompt(13, 9, 90), 10);
+  request.params.temperature = 1.0;
+  request.params.seed = 77;
+  request.params.n = 6;
+  EngineConfig config = Config("mla-v3");
+  config.use_kv_cache = false;
+  const absl::StatusOr<EngineRun> apart = RunRequests(config, 1, {request});
+  ASSERT_TRUE(apart.ok()) << apart.status();
+  config.use_kv_cache = true;
+  config.enable_dp_attention = true;
+  for (const int64_t num_pages : {8, 64}) {
+    config.num_kv_pages = num_pages;
+    const absl::StatusOr<EngineRun> run = RunRequests(config, 3, {request});
+    ASSERT_TRUE(run.ok()) << run.status();
+    ASSERT_THAT(run->results[0], SizeIs(6));
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(run->results[0][i].token_ids, apart->results[0][i].token_ids) << i;
+    }
+  }
+}
+
+TEST(EngineLifecycle, DataParallelAttentionSaysWhatItNeeds) {
+  const auto refusal = [](EngineConfig config) {
+    config.enable_dp_attention = true;
+    const absl::Status status = RunRequests(config, 2, {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(Config("gqa-a")), HasSubstr("a llama model has no latents"));
+  EngineConfig config = Config("mla-v3");
+  config.num_stripes = 2;
+  EXPECT_THAT(refusal(config), HasSubstr("--decode-context-parallel-size 2: --enable-dp-attention "
+                                         "keeps each sequence whole on one rank"));
+  config = Config("mla-v3");
+  config.use_kv_cache = false;
+  EXPECT_THAT(refusal(config), HasSubstr("--no-kv-cache keeps none"));
+  // The longest sequence is what one rank holds.
+  config = Config("mla-v3");
+  config.enable_dp_attention = true;
+  config.num_kv_pages = 3;
+  EXPECT_THAT(
+      std::string(
+          RunRequests(config, 2, {GreedyRequest(RandomPrompt(12, 1, 90), 1)}).status().message()),
+      HasSubstr("the prompt needs room for 13 tokens; the cache has 12 for a sequence"));
+}
+
 TEST(EngineLifecycle, RowsOfDifferentKindsEqualTheirSoloRuns) {
   std::vector<Request> requests;
   for (int i = 0; i < 6; ++i) {

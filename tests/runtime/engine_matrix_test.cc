@@ -16,6 +16,13 @@
 namespace heddle {
 namespace {
 
+// What may be combined (anything else is refused before a weight is read):
+//
+//   model     stripes           data-parallel attention   whole experts   no KV cache
+//   GQA, MQA  divisors of N     -                         with experts    with one stripe
+//   MLA       divisors of N     with auto or one stripe   with experts    with one stripe, not DP
+//
+// Batch, chunk, page size, pool, prefix caching and stream go with everything.
 struct Setting {
   std::string model;
   int num_ranks = 1;
@@ -28,13 +35,16 @@ struct Setting {
   bool expert_parallel = false;
   int64_t mla_piece_tokens = 0;
   int num_stripes = 1;
+  bool dp_attention = false;
+  bool exchange_experts = false;
 
   std::string ToString() const {
     return absl::StrCat(model, ": ", num_ranks, " ranks, batch ", batch, ", prefix caching ",
                         prefix_caching, ", chunk ", chunk, ", page ", page_size, ", small pool ",
                         small_pool, ", deferred ", stream_mode == CpuStreamMode::kDeferred,
                         ", expert parallel ", expert_parallel, ", MLA pieces of ", mla_piece_tokens,
-                        ", ", num_stripes, " stripes");
+                        ", ", num_stripes, " stripes, DP attention ", dp_attention,
+                        ", experts exchanged ", exchange_experts);
   }
 };
 
@@ -83,6 +93,8 @@ const std::vector<size_t> kDeepSeekSizes = {kDeepSeekModels.size(),
                                             2,
                                             2};
 
+bool HasLatents(const std::string& model) { return model != "mixtral"; }
+
 Setting DeepSeekSettingOf(const std::vector<size_t>& row) {
   Setting setting = CommonSettingOf(row, kDeepSeekModels, kDeepSeekRanks, kDeepSeekPageSizes);
   setting.expert_parallel = row[8] == 1;
@@ -119,10 +131,11 @@ std::vector<Request> Requests() {
   return requests;
 }
 
-// What the longest request needs, and little more.
-int64_t SmallPool(int64_t page_size) {
+// What the longest request needs, and little more; hardly anything where there is one a rank.
+int64_t SmallPool(int64_t page_size, bool dp_attention) {
   const int64_t longest = 20 + 1 + 3 * 10 + kOutputLength;
-  return std::max((longest + 1 + page_size - 1) / page_size + 1, (2 * longest) / page_size);
+  const int64_t least = (longest + 1 + page_size - 1) / page_size + 1;
+  return dp_attention ? least : std::max(least, (2 * longest) / page_size);
 }
 
 EngineConfig ConfigOf(const Setting& setting) {
@@ -134,11 +147,14 @@ EngineConfig ConfigOf(const Setting& setting) {
   config.enable_prefix_caching = setting.prefix_caching;
   config.prefill_chunk = setting.chunk;
   config.block_size = setting.page_size;
-  config.num_kv_pages = setting.small_pool ? SmallPool(setting.page_size) : 1024;
+  config.num_kv_pages =
+      setting.small_pool ? SmallPool(setting.page_size, setting.dp_attention) : 1024;
   config.stream_mode = setting.stream_mode;
   config.enable_expert_parallel = setting.expert_parallel;
   config.mla_piece_tokens = setting.mla_piece_tokens;
   config.num_stripes = setting.num_stripes;
+  config.enable_dp_attention = setting.dp_attention;
+  config.exchange_experts = setting.exchange_experts;
   return config;
 }
 
@@ -197,12 +213,35 @@ TEST_F(EngineMatrix, PairsOfSettings) {
   EXPECT_GT(num_cached_tokens_, 0);
 }
 
+// Heads dealt over the ranks, whole sequences, or these with tokens that travel to their experts.
 TEST_F(EngineMatrix, PairsOfDeepSeekSettings) {
-  for (const std::vector<size_t>& row : PairwiseCoveringArray(kDeepSeekSizes)) {
-    Check(DeepSeekSettingOf(row));
+  std::vector<size_t> sizes = kDeepSeekSizes;
+  sizes.push_back(3);
+  std::set<int> ranks, exchanging_ranks;
+  std::set<int64_t> page_sizes;
+  int64_t num_preemptions = 0, num_cached_tokens = 0;  // with whole sequences dealt
+  for (const std::vector<size_t>& row : PairwiseCoveringArray(sizes)) {
+    Setting setting = DeepSeekSettingOf(row);
+    setting.dp_attention = row.back() > 0 && HasLatents(setting.model);
+    setting.exchange_experts = row.back() == 2 && setting.dp_attention;
+    setting.expert_parallel = setting.expert_parallel || setting.exchange_experts;
+    if (setting.exchange_experts) exchanging_ranks.insert(setting.num_ranks);
+    num_preemptions -= setting.dp_attention ? num_preemptions_ : 0;
+    num_cached_tokens -= setting.dp_attention ? num_cached_tokens_ : 0;
+    Check(setting);
+    if (!setting.dp_attention) continue;
+    num_preemptions += num_preemptions_;
+    num_cached_tokens += num_cached_tokens_;
+    ranks.insert(setting.num_ranks);
+    page_sizes.insert(setting.page_size);
   }
-  EXPECT_GT(num_preemptions_, 0);
-  EXPECT_GT(num_cached_tokens_, 0);
+  EXPECT_GT(num_preemptions_, num_preemptions);
+  EXPECT_GT(num_cached_tokens_, num_cached_tokens);
+  EXPECT_GT(num_preemptions, 0);
+  EXPECT_GT(num_cached_tokens, 0);
+  EXPECT_EQ(ranks.size(), kDeepSeekRanks.size());
+  EXPECT_EQ(exchanging_ranks.size(), kDeepSeekRanks.size());
+  EXPECT_EQ(page_sizes.size(), kDeepSeekPageSizes.size());
 }
 
 // The same on striped caches: rank counts with every number of stripes that divides them.
@@ -228,21 +267,26 @@ TEST_F(EngineMatrix, PairsOfStripedSettings) {
 
 class NightlyEngineMatrix : public EngineMatrix {};
 
-// Every grid of up to 8 ranks, with everything else that decides where a latent or an expert is.
+// Every grid of up to 8 ranks and, behind them, whole sequences dealt; with everything else that
+// decides where a latent or an expert is.
 TEST_F(NightlyEngineMatrix, AllDeepSeekPlacements) {
   for (const std::string model : {"mla-v3", "mla-lite"}) {
     for (const int num_ranks : kDeepSeekRanks) {
       for (const std::vector<size_t>& row :
-           FullProduct({static_cast<size_t>(num_ranks), kDeepSeekPageSizes.size(), 2, 2, 2})) {
+           FullProduct({static_cast<size_t>(num_ranks) + 1, kDeepSeekPageSizes.size(), 2, 2, 2})) {
         Setting setting;
         setting.model = model;
         setting.num_ranks = num_ranks;
-        setting.num_stripes = static_cast<int>(row[0]) + 1;
+        setting.dp_attention = static_cast<int>(row[0]) == num_ranks;
+        setting.num_stripes = setting.dp_attention ? 1 : static_cast<int>(row[0]) + 1;
         if (num_ranks % setting.num_stripes != 0) continue;
         setting.page_size = kDeepSeekPageSizes[row[1]];
         setting.prefix_caching = row[2] == 0;
         setting.small_pool = row[3] == 1;
         setting.expert_parallel = row[4] == 1;
+        Check(setting);
+        if (!setting.dp_attention || !setting.expert_parallel) continue;
+        setting.exchange_experts = true;
         Check(setting);
       }
     }
@@ -262,12 +306,15 @@ INSTANTIATE_TEST_SUITE_P(Models, EngineBits, ::testing::Values("gqa-odd", "mla-v
 // At a fixed rank count the promise is stronger: equal bits, also of what a narrow cache rounds.
 TEST_P(EngineBits, AreThoseOfLogprobs) {
   const std::vector<DType> cache_dtypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-  for (const int num_ranks : {1, 3}) {
+  const std::vector<std::pair<int, bool>> all_ranks = {{1, false}, {3, false}, {3, true}};
+  for (const auto& [num_ranks, dp_attention] : all_ranks) {
+    if (dp_attention && GetParam() != "mla-v3") continue;
     std::map<DType, std::vector<std::vector<float>>> references;
     for (const std::vector<size_t>& row : PairwiseCoveringArray({2, 2, 3, 5, 2, 2, 3, 2})) {
       Setting setting;
       setting.model = GetParam();
       setting.num_ranks = num_ranks;
+      setting.dp_attention = dp_attention;
       setting.batch = kBatches[row[0]];
       setting.prefix_caching = row[1] == 0;
       setting.chunk = kChunks[row[2]];
@@ -276,6 +323,8 @@ TEST_P(EngineBits, AreThoseOfLogprobs) {
       setting.mla_piece_tokens = row[7] == 0 ? 0 : 64;
       EngineConfig config = ConfigOf(setting);
       config.num_threads = 1 + static_cast<int>(row[5]);
+      config.enable_expert_parallel = dp_attention;
+      config.exchange_experts = dp_attention;
       config.kv_cache_dtype = cache_dtypes[row[6]];
       std::vector<Request> requests = Requests();
       for (Request& request : requests) request.params.logprobs = 3;

@@ -36,8 +36,10 @@ class PlanInputsTest : public testing::Test {
     options_ = {.limits = kLimits, .page_size = 4, .stripe = 0};
   }
 
-  // Page i of slot s is in stripe i % num_stripes and cache slot 10 * s + i.
-  void SetSequences(std::initializer_list<Length> lengths, int num_stripes = 1) {
+  // Page i of slot s is in stripe i % num_stripes and cache slot 10 * s + i; or, if it has a home,
+  // all are in stripe homes[s].
+  void SetSequences(std::initializer_list<Length> lengths, int num_stripes = 1,
+                    const std::vector<int32_t>& homes = {}) {
     tables_ = std::make_unique<PageTableMirror>(8, num_stripes, 1000);
     StepPlan plan;
     int32_t slot = 0;
@@ -46,7 +48,8 @@ class PlanInputsTest : public testing::Test {
       for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(100 * slot + i);
       PageTableDelta delta = {.batch_slot = slot, .reset = true};
       for (int32_t page = 0; page * 4 < prompt + output; ++page) {
-        delta.appended.push_back({page % num_stripes, 10 * slot + page});
+        const int32_t stripe = homes.empty() ? page % num_stripes : homes[slot];
+        delta.appended.push_back({stripe, 10 * slot + page});
       }
       plan.page_deltas.push_back(delta);
       slots_.emplace_back(std::in_place, SamplingParams(), 0, std::move(ids), prompt);
@@ -198,6 +201,69 @@ TEST_F(PlanInputsTest, StoredPagesOfAllStripesAreGathered) {
   EXPECT_THAT(pages, ElementsAreArray(expected));
   EXPECT_THAT(First(inputs_.own_page_sources, shape.num_own_piece_pages), ElementsAre(1, 21));
   EXPECT_THAT(First(inputs_.own_page_targets, shape.num_own_piece_pages), ElementsAre(2, 2));
+}
+
+// Tokens in order of their ranks; attention sees those of its own rank alone.
+TEST_F(PlanInputsTest, DataParallelRanksSeeTheirOwnRows) {
+  // Slots 0 and 2 are on rank 1, slot 1 on rank 0, slot 3 on rank 3; rank 2 has nothing.
+  SetSequences({{5, 1}, {3, 2}, {6, 0}, {2, 0}}, /*num_stripes=*/4, {1, 0, 1, 3});
+  options_.mla = true;
+  options_.num_stripes = 4;
+  options_.dp_attention = true;
+  const std::vector<PlanRow> rows = {
+      {.batch_slot = 2, .query_length = 4, .first_position = 2, .sample = true},
+      {.batch_slot = 0, .query_length = 1, .first_position = 5, .sample = true},
+      {.batch_slot = 1, .query_length = 3, .first_position = 2, .sample = true},
+      {.batch_slot = 3, .query_length = 2}};
+  const auto fill = [&](int rank) {
+    options_.stripe = rank;
+    absl::StatusOr<PlanInputs> filled = Fill(rows);
+    EXPECT_TRUE(filled.ok()) << filled.status();
+    // What all ranks see alike.
+    EXPECT_EQ(filled->shape.num_tokens, 10);
+    EXPECT_THAT(filled->shape.tokens_per_rank, ElementsAre(3, 5, 0, 2));
+    EXPECT_THAT(First(inputs_.token_ids, 10),
+                ElementsAre(103, 104, 102, 5, 202, 203, 204, 205, 300, 301));
+    EXPECT_THAT(First(inputs_.logit_rows, filled->shape.num_logit_rows), ElementsAre(7, 3, 1));
+    EXPECT_EQ(filled->rows[2].TokenAt(2), 2);
+    EXPECT_EQ(filled->rows[3].TokenAt(1), 9);
+    return filled->shape;
+  };
+  const StepShape first = fill(0);
+  EXPECT_EQ(first.own_tokens, (Range{0, 3}));
+  EXPECT_EQ(first.num_absorbed_tokens, 2);
+  EXPECT_EQ(first.num_sequences, 2);
+  EXPECT_THAT(First(inputs_.positions, 3), ElementsAre(3, 4, 2));
+  EXPECT_THAT(First(inputs_.append_slots, 3), ElementsAre(10, 11, 10));
+
+  const StepShape second = fill(1);
+  EXPECT_EQ(second.own_tokens, (Range{3, 8}));
+  EXPECT_EQ(second.num_absorbed_tokens, 1);
+  EXPECT_EQ(second.num_absorbed_sequences, 1);
+  EXPECT_THAT(First(inputs_.positions, 5), ElementsAre(5, 2, 3, 4, 5));
+  EXPECT_THAT(First(inputs_.query_starts, 3), ElementsAre(0, 1, 5));
+  EXPECT_THAT(First(inputs_.page_starts, 3), ElementsAre(0, 2, 4));
+  ASSERT_EQ(second.pieces.size(), 1u);
+  EXPECT_EQ(second.pieces[0].first_sequence, 1);
+  EXPECT_EQ(second.pieces[0].num_tokens, 6);
+  EXPECT_EQ(second.num_piece_pages, 0) << "nobody else has pages of it";
+
+  const StepShape third = fill(2);
+  EXPECT_TRUE(third.own_tokens.empty());
+  EXPECT_EQ(third.num_sequences, 0);
+  EXPECT_TRUE(third.pieces.empty());
+
+  const StepShape fourth = fill(3);
+  EXPECT_EQ(fourth.own_tokens, (Range{8, 10}));
+  EXPECT_EQ(fourth.num_absorbed_tokens, 0);
+}
+
+TEST_F(PlanInputsTest, ASequenceOfTwoRanksIsRefused) {
+  SetSequences({{5, 0}}, /*num_stripes=*/2);
+  options_.num_stripes = 2;
+  options_.dp_attention = true;
+  EXPECT_THAT(std::string(Fill({{.batch_slot = 0, .query_length = 5}}).status().message()),
+              HasSubstr("slot 0 has pages on rank 0 and on rank 1"));
 }
 
 // Without a cache there are no latents to attend to: everything is expanded.

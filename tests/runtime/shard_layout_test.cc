@@ -308,6 +308,66 @@ TEST(ShardLayout, LatentsAndExpertsAreDealtOnce) {
   }
 }
 
+// Attention whole on every rank, all else dealt, and a page of a sequence on one rank alone.
+TEST(ShardLayout, DataParallelAttentionIsWholeOnEveryRank) {
+  const ModelSpec spec = DeepSeek();
+  const ShapesOnly weights(spec, DType::kFloat32);
+  const int64_t absorbed = 2 * 5 * (8 + 6) * 16;
+  const int64_t attention =  // q_a, q_b, kv_a, kv_b and o
+      2 * (24 * 64 + 60 * 24 + 20 * 64 + 70 * 16 + 64 * 30) + absorbed;
+  const int64_t mirrored = attention + 7 * 64 + Elements(spec, /*vectors=*/true);
+  const int64_t total = Elements(spec, false) + Elements(spec, true) + absorbed;
+  for (const bool expert_parallel : {false, true}) {
+    for (const int num_ranks : {1, 3, 8}) {
+      const absl::StatusOr<ShardLayout> layout = BuildShardLayout(
+          spec, weights,
+          {.num_ranks = num_ranks, .dp_attention = true, .expert_parallel = expert_parallel});
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      EXPECT_EQ(layout->grid.num_stripes(), num_ranks);
+      int64_t bytes = 0;
+      for (const RankLayout& rank : layout->ranks) {
+        bytes += rank.weight_bytes;
+        EXPECT_EQ(rank.heads.query_heads.size(), 5);
+        EXPECT_EQ(rank.kv.bytes_per_token(), (16 + 4) * 4 * spec.num_layers);
+      }
+      EXPECT_EQ(bytes, 4 * (total + (num_ranks - 1) * mirrored));
+    }
+  }
+  EXPECT_THAT(
+      std::string(
+          BuildShardLayout(spec, weights, {.num_ranks = 2, .dp_attention = true, .memory_bytes = 1})
+              .status()
+              .message()),
+      HasSubstr("no count up to 256 ranks fits"));
+}
+
+TEST(ShardLayout, SharedExpertsAreWholeWhereTokensTravel) {
+  const ModelSpec spec = DeepSeek();
+  const auto layout = BuildShardLayout(
+      spec, ShapesOnly(spec, DType::kFloat32),
+      {.num_ranks = 3, .dp_attention = true, .expert_parallel = true, .exchange_experts = true});
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_TRUE(layout->exchanges_experts);
+  int64_t experts = 0;
+  for (const RankLayout& rank : layout->ranks) {
+    experts += rank.ffn[1].experts.size();
+    EXPECT_EQ(rank.ffn[1].shared_columns, (Range{0, 40}));
+  }
+  EXPECT_EQ(experts, 7);
+}
+
+TEST(ShardLayout, DataParallelAttentionNeedsLatentsAndNoStripes) {
+  const absl::Status refused =
+      BuildShardLayout(GqaA(), ShapesOnly(GqaA(), DType::kFloat32),
+                       {.num_ranks = 2, .num_stripes = 2, .dp_attention = true})
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("--enable-dp-attention: a llama model has no latents"),
+                             HasSubstr("--decode-context-parallel-size 2: --enable-dp-attention "
+                                       "keeps each sequence whole on one rank")));
+}
+
 // Seven experts on three ranks are 3, 2, 2: the shared ones go to those with fewer.
 TEST(ShardLayout, SharedExpertsEvenOutRoutedOnes) {
   const ModelSpec spec = DeepSeek();

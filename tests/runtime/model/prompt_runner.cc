@@ -132,6 +132,7 @@ class Runner {
     }
     for (int64_t i = 0; i < shape.num_tokens; ++i) inputs_.logit_rows.host()[i] = i;
     shape.num_logit_rows = shape.num_tokens;
+    shape.own_tokens = {0, shape.num_tokens};
     RETURN_IF_ERROR(inputs_.Upload(shape, *backend_, *stream_));
     RETURN_IF_ERROR(Forward(shape));
 

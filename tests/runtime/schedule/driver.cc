@@ -97,22 +97,28 @@ void Driver::Take(SequenceId id, std::optional<int32_t> token) {
 }
 
 void Driver::CheckOrder(const std::map<SequenceId, Job>& before,
-                        const std::map<SequenceId, bool>& was_running) const {
-  uint64_t oldest_preempted = next_arrival_;
+                        const std::map<SequenceId, int64_t>& pools) const {
+  std::map<int64_t, uint64_t> oldest_preempted;  // by pool
   uint64_t newest_admitted = 0;
   bool any_admitted = false;
   for (const auto& [id, job] : before) {
+    const bool ran = pools.contains(id);
     const bool runs = scheduler_->BatchSlot(id).has_value();
-    if (was_running.at(id) && !runs) oldest_preempted = std::min(oldest_preempted, job.arrival);
-    if (!was_running.at(id) && runs) {
+    if (ran && !runs) {
+      uint64_t& oldest = oldest_preempted.emplace(pools.at(id), job.arrival).first->second;
+      oldest = std::min(oldest, job.arrival);
+    }
+    if (!ran && runs) {
       any_admitted = true;
       newest_admitted = std::max(newest_admitted, job.arrival);
     }
   }
-  EXPECT_FALSE(oldest_preempted < next_arrival_ && any_admitted) << "admits where there is no room";
+  EXPECT_FALSE(!oldest_preempted.empty() && any_admitted) << "admits where there is no room";
   for (const auto& [id, job] : before) {
     if (scheduler_->BatchSlot(id)) {
-      EXPECT_LT(job.arrival, oldest_preempted) << "an older one was preempted";
+      const auto oldest = oldest_preempted.find(scheduler_->ledger().PoolOf(id));
+      if (oldest == oldest_preempted.end()) continue;
+      EXPECT_LT(job.arrival, oldest->second) << "an older one was preempted";
     } else if (any_admitted && !job.sibling) {
       EXPECT_GT(job.arrival, newest_admitted) << "sequence " << id << " was overtaken";
     }
@@ -120,8 +126,10 @@ void Driver::CheckOrder(const std::map<SequenceId, Job>& before,
 }
 
 bool Driver::Step(const std::function<void()>& between) {
-  std::map<SequenceId, bool> was_running;
-  for (const auto& [id, job] : jobs_) was_running[id] = scheduler_->BatchSlot(id).has_value();
+  std::map<SequenceId, int64_t> pools;
+  for (const auto& [id, job] : jobs_) {
+    if (scheduler_->BatchSlot(id)) pools[id] = scheduler_->ledger().PoolOf(id);
+  }
   last_step_ = scheduler_->Plan();
   CheckIntegrity();
   EXPECT_EQ(last_step_.empty(), jobs_.empty()) << "no progress although there is work";
@@ -130,7 +138,7 @@ bool Driver::Step(const std::function<void()>& between) {
   for (size_t i = 0; i < last_step_.sequences.size(); ++i) {
     EXPECT_EQ(scheduler_->BatchSlot(last_step_.sequences[i]), last_step_.plan.rows[i].batch_slot);
   }
-  CheckOrder(jobs_, was_running);
+  CheckOrder(jobs_, pools);
   between();
   const std::vector<std::optional<int32_t>> sampled = rank_.Execute(last_step_.plan);
   scheduler_->Commit(last_step_);

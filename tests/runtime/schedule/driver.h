@@ -54,8 +54,9 @@ class Driver {
 
  private:
   absl::Status Register(SequenceId id, absl::Status status, Job job);
+  // `pools` are those of the jobs that ran.
   void CheckOrder(const std::map<SequenceId, Job>& before,
-                  const std::map<SequenceId, bool>& was_running) const;
+                  const std::map<SequenceId, int64_t>& pools) const;
   // Right after Commit: records what a row sampled, and finishes the job when it is complete.
   void Take(SequenceId id, std::optional<int32_t> token);
   void End(SequenceId id, bool finished);

@@ -31,9 +31,10 @@ class Episode {
                  << options_.max_num_batched_tokens << " model " << options_.max_model_len
                  << " chunk " << options_.prefill_chunk << " cache " << options_.use_kv_cache
                  << " page " << options_.cache.page_size << " stripes "
-                 << options_.cache.num_stripes << " pages " << options_.cache.pages_per_stripe
-                 << " window " << options_.cache.window << " prefix "
-                 << options_.cache.enable_prefix_caching);
+                 << options_.cache.num_stripes << " one each "
+                 << options_.cache.one_stripe_per_sequence << " pages "
+                 << options_.cache.pages_per_stripe << " window " << options_.cache.window
+                 << " prefix " << options_.cache.enable_prefix_caching);
     for (int round = 0; round < 150 && !testing::Test::HasFailure(); ++round) {
       if (Below(3) == 0 || driver_.running_or_waiting().empty()) {
         Disturb();
@@ -65,6 +66,7 @@ class Episode {
     options.page_table_digest = Below(4) > 0;
     options.cache.page_size = OneOf<int64_t>({1, 2, 3, 4, 16});
     options.cache.num_stripes = 1 + Below(3);
+    options.cache.one_stripe_per_sequence = Below(3) == 0;
     // From less than one sequence may need to enough for several.
     const int64_t num_tokens = options.max_model_len * OneOf<int64_t>({1, 2, 3, 5, 10}) / 2;
     options.cache.pages_per_stripe =
@@ -135,7 +137,9 @@ class Episode {
       return std::min(options_.max_model_len, options_.max_num_batched_tokens);
     }
     const int64_t page_size = options_.cache.page_size;
-    const int64_t num_pages = options_.cache.num_stripes * options_.cache.pages_per_stripe;
+    const int64_t num_pages =
+        options_.cache.pages_per_stripe *
+        (options_.cache.one_stripe_per_sequence ? 1 : options_.cache.num_stripes);
     int64_t num_tokens = num_pages * page_size;
     if (options_.cache.window > 0) {
       int64_t most = 0;

@@ -407,6 +407,53 @@ TEST(SchedulerTest, APreemptedSequenceKeepsItsPlace) {
   ExpectOutput(driver, 3, 2);
 }
 
+// With a stripe for each sequence, as data-parallel attention has it.
+TEST(SchedulerTest, PagesAreTakenFromTheNewestOnTheSameStripe) {
+  SchedulerOptions options = Options(4);
+  options.cache.num_stripes = 2;
+  options.cache.one_stripe_per_sequence = true;
+  Driver driver(options);
+  EXPECT_THAT(std::string(driver.Add(1, Prompt(16), 4).message()),
+              HasSubstr("needs room for 17 tokens; the KV cache has 16"));
+  ASSERT_TRUE(driver.Add(1, Prompt(7), 9).ok());
+  ASSERT_TRUE(driver.Add(2, Prompt(7, 1), 9).ok());
+  ASSERT_TRUE(driver.Add(3, Prompt(7, 2), 9).ok());
+  ASSERT_TRUE(driver.Step());
+  const auto pool_of = [&](SequenceId id) { return driver.scheduler().ledger().PoolOf(id); };
+  EXPECT_EQ(pool_of(1), 0);
+  EXPECT_EQ(pool_of(2), 1);
+  ASSERT_EQ(pool_of(3), 0);
+  ASSERT_TRUE(driver.Add(4, Prompt(2, 3), 2).ok());
+  ASSERT_TRUE(driver.Step());
+  ASSERT_EQ(pool_of(4), 1);
+  // Stripe 0 is full and stripe 1 has a page left when the first three need another.
+  ASSERT_TRUE(driver.Step());
+  EXPECT_EQ(driver.scheduler().num_preemptions(), 1);
+  EXPECT_FALSE(driver.scheduler().BatchSlot(3).has_value()) << "not 4, which is newer, on stripe 1";
+  EXPECT_TRUE(driver.has_ended(4));
+  driver.Drain();
+  for (SequenceId id = 1; id <= 3; ++id) ExpectOutput(driver, id, 9);
+  ExpectOutput(driver, 4, 2);
+}
+
+TEST(SchedulerTest, NobodyOvertakesOneWhoseStripesAreFull) {
+  SchedulerOptions options = Options(4);
+  options.cache.num_stripes = 2;
+  options.cache.one_stripe_per_sequence = true;
+  Driver driver(options);
+  for (SequenceId id = 1; id <= 2; ++id) {
+    ASSERT_TRUE(driver.Add(id, Prompt(9, static_cast<int32_t>(id)), 3).ok());  // 3 of 4 pages
+  }
+  ASSERT_TRUE(driver.Add(3, Prompt(5, 3), 2).ok());
+  ASSERT_TRUE(driver.Add(4, Prompt(2, 4), 2).ok());
+  ASSERT_TRUE(driver.Step());
+  EXPECT_THAT(Rows(driver), ElementsAre(std::pair(1, 9), std::pair(2, 9)));
+  driver.Drain();
+  for (SequenceId id = 1; id <= 2; ++id) ExpectOutput(driver, id, 3);
+  for (SequenceId id = 3; id <= 4; ++id) ExpectOutput(driver, id, 2);
+  EXPECT_EQ(driver.scheduler().num_preemptions(), 0);
+}
+
 TEST(SchedulerTest, SiblingsShareThePromptAndGoTheirOwnWays) {
   for (const bool prefix : {false, true}) {
     for (const int64_t size : {1, 2, 4, 5, 8, 9, 15}) {

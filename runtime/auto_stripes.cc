@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<StripeOption>> OptionsOfJob(const EngineConfig& confi
   const auto pages_here = [&]() -> int64_t {
     const absl::StatusOr<ShardLayout> ranks = BuildShardLayout(spec, weights, layout);
     if (!ranks.ok()) return 0;
-    return NumPagesOf(config, limits, ranks->ranks[world.self.rank], layout.num_stripes,
+    return NumPagesOf(config, limits, ranks->ranks[world.self.rank], ranks->grid,
                       layout.memory_bytes.value_or(0))
         .value_or(0);
   };
@@ -105,14 +105,21 @@ std::string SpeedText(const CollectiveSpeed& speed) {
 }  // namespace
 
 absl::StatusOr<int64_t> NumPagesOf(const EngineConfig& config, const EngineLimits& limits,
-                                   const RankLayout& rank, int num_stripes, int64_t free_memory) {
+                                   const RankLayout& rank, const KvGrid& grid,
+                                   int64_t free_memory) {
   const CacheBudget budget = {.num_pages = config.num_kv_pages,
                               .memory_bytes = config.kv_cache_memory_bytes,
                               .utilization = config.memory_utilization};
   CacheNeed need;
   need.bytes_per_page = rank.kv.bytes_per_page();
-  need.longest_sequence = CeilDiv(CeilDiv(limits.max_model_len + 1, limits.page_size), num_stripes);
-  need.whole_batch = limits.max_num_seqs * need.longest_sequence;
+  const int64_t pages = CeilDiv(limits.max_model_len + 1, limits.page_size);
+  if (grid.data_parallel()) {
+    need.longest_sequence = pages;
+    need.whole_batch = CeilDiv(limits.max_num_seqs, grid.num_stripes()) * pages;
+  } else {
+    need.longest_sequence = CeilDiv(pages, grid.num_stripes());
+    need.whole_batch = limits.max_num_seqs * need.longest_sequence;
+  }
   need.free_memory = std::max<int64_t>(free_memory - rank.weight_bytes, 0);
   return ChooseNumPages(budget, need);
 }
@@ -130,8 +137,11 @@ absl::StatusOr<DeviceFigures> MeasureRanks(World& world, Backend& backend, Strea
                      return ReadRate(pool, {memory.as<std::byte>(), static_cast<size_t>(bytes)});
                    }));
   DeviceFigures figures = CpuFigures(flops, read_bytes_per_second);
-  ASSIGN_OR_RETURN(figures.all_reduce, MeasureAllReduce(world, backend, stream));
   figures.source = "measured by all ranks together";
+  if (world.self.size == 1) return figures;
+  ASSIGN_OR_RETURN(figures.all_reduce, MeasureAllReduce(world, backend, stream));
+  // An all-reduce is a reduce-scatter and an all-gather, and waits for as many ranks as they do.
+  figures.reduce_scatter = figures.all_gather = figures.all_to_all = figures.all_reduce;
   return figures;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/backend.h"
 #include "kernels/base/stream.h"
+#include "parallel/kv_grid.h"
 #include "parallel/world.h"
 #include "runtime/checkpoint/weight_source.h"
 #include "runtime/device_table.h"
@@ -21,12 +22,14 @@
 namespace heddle {
 
 // Pages of `rank`'s cache that it could have beside its weights in `free_memory` bytes, by the
-// flags of `config` (ChooseNumPages). A stripe needs room for its part of the longest sequence.
+// flags of `config` (ChooseNumPages). A stripe needs room for its part of the longest sequence, or
+// for all of it where sequences lie on one stripe each.
 absl::StatusOr<int64_t> NumPagesOf(const EngineConfig& config, const EngineLimits& limits,
-                                   const RankLayout& rank, int num_stripes, int64_t free_memory);
+                                   const RankLayout& rank, const KvGrid& grid, int64_t free_memory);
 
 // Collective: what a CPU rank can do while all others are as busy, the slowest of them, and how
-// fast they sum. Takes about 0.2 s and up to 128 MiB a node. The same on all ranks.
+// fast they sum, if there are others. Takes about 0.2 s and up to 128 MiB a node. The same on all
+// ranks.
 absl::StatusOr<DeviceFigures> MeasureRanks(World& world, Backend& backend, Stream& stream);
 
 // Collective: fills in the exchange of every option of more than one stripe. Of more than six the

@@ -127,7 +127,7 @@ class ShardWorker : public Worker {
     ASSIGN_OR_RETURN(backend_, CreateBackend(backend_options));
     ASSIGN_OR_RETURN(stream_, backend_->CreateStream());
     if (!config.use_kv_cache) return 0;
-    return NumPagesOf(config, limits_, layout(), shard_layout_.grid.num_stripes(), free_memory);
+    return NumPagesOf(config, limits_, layout(), shard_layout_.grid, free_memory);
   }
 
   // Collective: every rank gets the pages that the tightest can hold, and they can reach each

@@ -3,6 +3,7 @@ option(HEDDLE_TESTS "Build the tests" ON)
 option(HEDDLE_BENCHMARKS "Build the Google Benchmark programs of tests/bench" ON)
 option(HEDDLE_FUZZERS "Build the libFuzzer programs (needs clang)" OFF)
 option(HEDDLE_ONE_SIMD_TARGET "Compile kernels for AVX2 alone, not for each instruction set" OFF)
+option(HEDDLE_PRECOMPILED_HEADERS "Read common headers once; hides includes that are missing" OFF)
 set(HEDDLE_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)

@@ -1,6 +1,22 @@
 include(CMakeParseArguments)
 include(GoogleTest)
 
+# Headers that nearly every file reads, precompiled once for all targets compiled alike (LIKE names
+# their kind): the first of them owns them. Does nothing unless HEDDLE_PRECOMPILED_HEADERS is set.
+function(heddle_precompile name)
+  cmake_parse_arguments(ARG "" "LIKE" "HEADERS" ${ARGN})
+  if(NOT HEDDLE_PRECOMPILED_HEADERS)
+    return()
+  endif()
+  get_property(owner GLOBAL PROPERTY heddle_precompiled_${ARG_LIKE})
+  if(owner)
+    target_precompile_headers(${name} REUSE_FROM ${owner})
+  else()
+    target_precompile_headers(${name} PRIVATE ${ARG_HEADERS})
+    set_property(GLOBAL PROPERTY heddle_precompiled_${ARG_LIKE} ${name})
+  endif()
+endfunction()
+
 # heddle_library(NAME SRCS a.cc ... DEPS target ...)
 # A static library whose headers are included from the root of the project.
 function(heddle_library name)
@@ -8,6 +24,9 @@ function(heddle_library name)
   if(ARG_SRCS)
     add_library(${name} STATIC ${ARG_SRCS})
     set(scope PUBLIC)
+    heddle_precompile(${name} LIKE libraries HEADERS
+      <algorithm> <functional> <memory> <optional> <string> <utility> <vector>
+      <absl/status/statusor.h> <absl/strings/str_cat.h>)
   else()
     add_library(${name} INTERFACE)
     set(scope INTERFACE)
@@ -26,6 +45,9 @@ function(heddle_test name)
   cmake_parse_arguments(ARG "DISCOVER;SERIAL" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  heddle_precompile(${name} LIKE tests HEADERS
+    <algorithm> <functional> <memory> <optional> <random> <string> <utility> <vector>
+    <absl/status/statusor.h> <absl/strings/str_cat.h> <gmock/gmock.h> <gtest/gtest.h>)
   target_compile_definitions(${name} PRIVATE HEDDLE_TESTS_DIR="${PROJECT_SOURCE_DIR}/tests")
   foreach(label IN LISTS ARG_LABELS)
     if(NOT TARGET tests_${label})

@@ -10,9 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kernels/backend_registry.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/cpu/machine_speed.h"
-#include "kernels/cpu/thread_pool.h"
 #include "launch/commands/batch_cell.h"
 #include "launch/commands/batch_chart.h"
 #include "launch/commands/batch_report.h"
@@ -22,6 +21,7 @@
 #include "launch/commands/layout_flags.h"
 #include "launch/commands/result_file.h"
 #include "runtime/agreement.h"
+#include "runtime/auto_stripes.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cost_model.h"
 #include "runtime/cpu_share.h"
@@ -145,29 +145,36 @@ absl::StatusOr<Sweep> PlanSweep(const CommandLine& line, int num_ranks) {
   sweep.model =
       CostsOf(checkpoint.spec, *checkpoint.weights, options.kv_cache_dtype, options.weight_dtype);
   ASSIGN_OR_RETURN(EngineConfig config, ConfigOfAll(line, checkpoint.spec, sweep.page_size));
-  for (const std::optional<int64_t> num_stripes : line.bench_batch.num_stripes) {
+  const auto add = [&](std::optional<int64_t> num_stripes, bool dp_attention) -> absl::Status {
     // Refused here if it cannot run.
     options.num_stripes =
         static_cast<int>(std::min<int64_t>(num_stripes.value_or(1), kLongestContext));
-    RETURN_IF_ERROR(BuildShardLayout(checkpoint.spec, *checkpoint.weights, options).status());
+    options.dp_attention = dp_attention;
     config.num_stripes = num_stripes;
+    config.enable_dp_attention = dp_attention;
     sweep.placements.push_back(config);
+    return BuildShardLayout(checkpoint.spec, *checkpoint.weights, options).status();
+  };
+  // With data-parallel attention, only the stripes that were asked for are swept beside it.
+  const std::vector<std::optional<int64_t>>& stripes = line.bench_batch.num_stripes;
+  const bool dp_attention = line.engine.enable_dp_attention;
+  const bool alone = dp_attention && stripes == std::vector{std::optional<int64_t>()};
+  if (!alone) {
+    for (const std::optional<int64_t> num_stripes : stripes)
+      RETURN_IF_ERROR(add(num_stripes, false));
   }
+  if (dp_attention) RETURN_IF_ERROR(add(std::nullopt, true));
   return sweep;
 }
 
-// Collective: what a rank can do while all are as busy; the slowest one's, the same on all.
-absl::StatusOr<MachineSpeed> MeasureRanks(const EngineConfig& config, World& world) {
+// Collective: what a rank can do while all are as busy, the same on all.
+absl::StatusOr<DeviceFigures> Measure(const EngineConfig& config, World& world) {
   ASSIGN_OR_RETURN(const int fair_threads, AgreeOnThreads(world));
-  CpuThreadPool pool(config.num_threads > 0 ? config.num_threads : fair_threads);
-  RETURN_IF_ERROR(world.control->Barrier());
-  const MachineSpeed own = MeasureMachine(pool);
-  ASSIGN_OR_RETURN(const int64_t flops,
-                   world.control->AllReduceMin(static_cast<int64_t>(own.flops)));
-  ASSIGN_OR_RETURN(const int64_t read_bytes_per_second,
-                   world.control->AllReduceMin(static_cast<int64_t>(own.read_bytes_per_second)));
-  return MachineSpeed{.flops = static_cast<double>(flops),
-                      .read_bytes_per_second = static_cast<double>(read_bytes_per_second)};
+  BackendOptions options;
+  options.cpu.num_threads = config.num_threads > 0 ? config.num_threads : fair_threads;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, CreateBackend(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, backend->CreateStream());
+  return MeasureRanks(world, *backend, *stream);
 }
 
 // Owns the engine of a placement and decodes batches with it: first the prompts alone, which then
@@ -277,10 +284,12 @@ class SweepRun {
   absl::Status Measure(const EngineConfig& config, BatchDecoder& decoder) {
     const EngineStats stats = decoder.engine().stats();
     BatchCell cell;
+    const bool dp_attention = config.enable_dp_attention && world_.self.size > 1;
     cell.placement = {.num_ranks = world_.self.size,
-                      .num_stripes = static_cast<int>(stats.num_stripes),
-                      .dp_attention = sweep_.line.parallel.enable_dp_attention};
-    const bool chosen = !config.num_stripes.has_value() && world_.self.size > 1;
+                      .num_stripes = dp_attention ? 1 : static_cast<int>(stats.num_stripes),
+                      .dp_attention = dp_attention,
+                      .expert_parallel = config.enable_expert_parallel};
+    const bool chosen = !config.num_stripes.has_value() && !dp_attention && world_.self.size > 1;
     cell.placement_name = chosen ? absl::StrCat("auto (", stats.num_stripes, ")")
                                  : PlacementName(sweep_.model.spec, cell.placement);
     for (const int64_t input_len : flags_.input_lens) {
@@ -354,10 +363,7 @@ absl::Status WriteFiles(const Sweep& sweep, const BatchReport& report, const Ran
 
 // Rank 0's part. Before each placement the ranks agree to go on.
 absl::StatusOr<int> Drive(const Sweep& sweep, const SweepFiles& files, World& world) {
-  ASSIGN_OR_RETURN(const MachineSpeed speed, MeasureRanks(sweep.line.engine, world));
-  DeviceFigures device = *FindDevice("cpu", world.self.size);  // for its links
-  device.flops = speed.flops;
-  device.read_bytes_per_second = speed.read_bytes_per_second;
+  ASSIGN_OR_RETURN(const DeviceFigures device, Measure(sweep.line.engine, world));
   SweepRun run(sweep, device, world);
   absl::Status status;
   for (const EngineConfig& config : sweep.placements) {
@@ -372,7 +378,7 @@ absl::StatusOr<int> Drive(const Sweep& sweep, const SweepFiles& files, World& wo
 }
 
 absl::StatusOr<int> Follow(const Sweep& sweep, World& world) {
-  RETURN_IF_ERROR(MeasureRanks(sweep.line.engine, world).status());
+  RETURN_IF_ERROR(Measure(sweep.line.engine, world).status());
   for (const EngineConfig& config : sweep.placements) {
     RETURN_IF_ERROR(AgreeOnStatus(absl::OkStatus(), *world.control));
     RETURN_IF_ERROR(ServeRank(config, world));

@@ -245,7 +245,7 @@ class Parser {
     AddOptionalCount(app, "--tensor-parallel-size,--tp", line_.parallel.tensor_parallel_size,
                      "Ranks that share the model; the world's size by default");
     app->add_option("--decode-context-parallel-size,--dcp", raw_.num_stripes,
-                    "Stripes of the cache: auto or a count");
+                    "Stripes of the cache: auto or a count; for bench batch a list of them");
     AddCount(app, "--expected-context-len", engine.expected_context_len,
              "For the choice of auto; half of --max-model-len by default");
     app->add_flag("--enable-expert-parallel", engine.enable_expert_parallel,

@@ -697,19 +697,26 @@ class BenchTest(ProgramTest):
         chart = self.path("chart.svg")
         stdout, _, found = self.sweep(
             2, "--batch-size", "1,4", "--input-len", 16, "--num-iters", 3, "--num-iters-warmup", 1,
-            "--decode-context-parallel-size", "1,2", "--plot", chart, model=tiny)
+            "--decode-context-parallel-size", "1,2", "--enable-dp-attention", "--plot", chart,
+            model=tiny)
         self.assertEqual((found["world_size"], found["num_iters"]), (2, 3))
         cells = found["cells"]
         self.assertEqual([(cell["placement"], cell["batch_size"]) for cell in cells],
-                         [("replicated", 1), ("replicated", 4), ("2 stripes", 1), ("2 stripes", 4)])
+                         [(placement, batch)
+                          for placement in ("replicated", "2 stripes", "DP attention")
+                          for batch in (1, 4)])
         for cell in cells:
             batch, stripes = cell["batch_size"], cell["decode_context_parallel_size"]
             # A prompt gives the first token; of the steps after, the first is not counted.
             self.assertEqual((cell["input_len"], cell["context_len"]), (16, 19))
-            copies = 2 // stripes
-            self.assertEqual(cell["kv_bytes_per_step_all_ranks"],
-                             copies * batch * 19 * token_bytes)
-            self.assertEqual(2 * cell["kv_bytes_per_step"], cell["kv_bytes_per_step_all_ranks"])
+            dealt = cell["enable_dp_attention"]
+            self.assertEqual(dealt, cell["placement"] == "DP attention")
+            copies = 1 if dealt else 2 // stripes
+            sequence_bytes = 19 * token_bytes
+            self.assertEqual(cell["kv_bytes_per_step_all_ranks"], copies * batch * sequence_bytes)
+            # A rank has whole sequences then.
+            self.assertEqual(cell["kv_bytes_per_step"], (batch + 1) // 2 * sequence_bytes if dealt
+                             else copies * batch * sequence_bytes / 2)
             self.assertEqual(len(cell["itls_ms"]), 3)
             self.assertAlmostEqual(cell["mean_itl_ms"], sum(cell["itls_ms"]) / 3)
             self.assertAlmostEqual(cell["output_tokens_per_second"] * cell["mean_itl_ms"],
@@ -727,7 +734,7 @@ class BenchTest(ProgramTest):
         self.assertGreater(cells[1]["weight_bytes_per_step"], cells[0]["weight_bytes_per_step"])
         self.assertGreater(cells[1]["flop_per_step"], 3.9 * cells[0]["flop_per_step"])
         svg = xml.etree.ElementTree.parse(chart).getroot()
-        self.assertEqual(len([one for one in svg.iter("{http://www.w3.org/2000/svg}polyline")]), 4)
+        self.assertEqual(len([one for one in svg.iter("{http://www.w3.org/2000/svg}polyline")]), 6)
 
     def test_a_sweep_skips_what_the_cache_cannot_hold(self):
         """And runs from a config alone, whatever its folder is called."""

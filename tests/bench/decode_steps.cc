@@ -114,7 +114,7 @@ absl::Status Main(char** argv) {
   const std::string last = absl::StrCat(batch - 1);
   return WithEngine(
       config, std::atoi(argv[5]),
-      [&](RequestOutput output) {
+      [&](const RequestOutput& output) {
         if (output.id == last) decoder.token_seconds.push_back(Now());
       },
       [&](Engine& engine) { return Serve(engine, decoder, batch, context); });

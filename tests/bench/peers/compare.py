@@ -9,9 +9,10 @@
       heddle llama_cpp transformers --batch 64 --context 512 --steps 8 8 1
 
 `check` compares the logits of all engines on the same tokens. `time` starts the engines, lets them
-take turns and prints the median over the rounds of what a step of each takes over what a step of the
-first takes (both the median of their turn). A step decodes one token of each of `batch` sequences,
-each with `context` cached tokens of its own. Sampling counts for heddle alone.
+take turns and prints the median over the rounds of what a step of each takes over what a step of
+the first takes (both the median of their turn). A step decodes one token of each of `batch`
+sequences, each with `context` cached tokens of its own; filling the caches is not timed. Sampling
+counts for heddle alone.
 
 An engine is a name and its options, as in transformers:bfloat16:static:sdpa:grouped_mm,
 llama_cpp:bf16:1:f16 or heddle:bfloat16 (the type of its cache); the defaults are what was fastest.
@@ -33,8 +34,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 BUILD = HERE.parents[2] / "build"
 VOCAB_SIZE = 32768  # as make_model.py
 
-# V2-Lite's width with a dense feed-forward block, and the same with keys and values of 128 for each of
-# its 16 heads.
+# V2-Lite's width with a dense feed-forward block, and the same with keys and values of 128 for
+# each of its 16 heads.
 MLA = json.loads((HERE.parents[2] / "configs/models/deepseek-v2-lite/config.json").read_text()) | {
     "intermediate_size": 5504,
     "num_hidden_layers": 2,
@@ -55,12 +56,12 @@ def command(engine: str, model: pathlib.Path, batch: int, context: int, threads:
     name, *options = engine.split(":")
     shape = [str(batch), str(context), str(threads)]
     if name == "transformers":
-        options = options or ["float32"]
-        return [sys.executable, str(HERE / "transformers_steps.py"), str(model / "hf"), *shape, *options]
+        script, path = HERE / "transformers_steps.py", model / "hf"
+        return [sys.executable, str(script), str(path), *shape, *(options or ["float32"])]
     if name == "llama_cpp":
         weights, *options = options or ["bf16"]
-        path = str(model / f"{weights}.gguf")
-        return [sys.executable, str(HERE / "llama_cpp_steps.py"), path, *shape, *options]
+        script, path = HERE / "llama_cpp_steps.py", model / f"{weights}.gguf"
+        return [sys.executable, str(script), str(path), *shape, *options]
     path = model / "hf"
     if name in ("mla", "mha"):
         path = model / name
@@ -68,7 +69,8 @@ def command(engine: str, model: pathlib.Path, batch: int, context: int, threads:
         (path / "config.json").write_text(json.dumps(MLA if name == "mla" else MHA))
     elif name != "heddle":
         sys.exit(f"unknown engine {name}: heddle, mla, mha, transformers or llama_cpp")
-    return [str(BUILD / "tests/bench/decode_steps"), str(path), *shape, "1", *(options or ["float32"])]
+    program = BUILD / "tests/bench/decode_steps"
+    return [str(program), str(path), *shape, "1", *(options or ["float32"])]
 
 
 class Engine:
@@ -117,7 +119,8 @@ def check(model: pathlib.Path, threads: int) -> None:
             engine = Engine(command(name, model, 1, 256, threads), directory)
             engine.ask("logits " + ",".join(map(str, ids)))
             engine.close()
-            theirs = np.fromfile(pathlib.Path(directory) / "logits.bin", np.float32).reshape(ours.shape)
+            theirs = np.fromfile(pathlib.Path(directory) / "logits.bin", np.float32)
+            theirs = theirs.reshape(ours.shape)
             distance = np.abs(theirs - ours)
             same = (theirs.argmax(1) == ours.argmax(1)).sum()
             print(f"{name:28} largest distance {distance.max() / ours.std():.1e}, mean "
@@ -142,14 +145,17 @@ def compare(arguments) -> None:
     for name, engine, own in zip(arguments.engines, engines, medians):
         ratios = sorted(theirs / ours for ours, theirs in zip(medians[0], own))
         cached = engine.ready.get("kv_bytes_per_token")
-        print(f"{name:40} {1e3 * statistics.median(own):9.2f} ms a step, "
-              f"{statistics.median(ratios):6.2f} times the first's ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-              + (f", {cached} bytes a token" if cached else ""), flush=True)
+        print(f"{name:32} {1e3 * statistics.median(own):9.2f} ms a step, "
+              f"{statistics.median(ratios):6.2f} times the first's "
+              f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+              + (f", {cached} bytes a cached token" if cached else ""), flush=True)
         engine.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("action", choices=["check", "time"])
     parser.add_argument("model", type=pathlib.Path, help="what make_model.py wrote")
     parser.add_argument("engines", nargs="*", default=["heddle", "llama_cpp", "transformers"])

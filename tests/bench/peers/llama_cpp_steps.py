@@ -16,8 +16,6 @@ import time
 import llama_cpp as llama
 import numpy as np
 
-MOST_STEPS = 56
-
 
 class Decoder:
     def __init__(self, path: str, batch: int, context: int, threads: int, flash: int, dtype: str):
@@ -33,7 +31,8 @@ class Decoder:
         params.n_seq_max = batch
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = flash
-        params.type_k = params.type_v = {"f32": llama.GGML_TYPE_F32, "f16": llama.GGML_TYPE_F16}[dtype]
+        kinds = {"f32": llama.GGML_TYPE_F32, "f16": llama.GGML_TYPE_F16}
+        params.type_k = params.type_v = kinds[dtype]
         params.kv_unified = False  # each sequence has keys and values of its own
         self.handle = llama.llama_init_from_model(self.model, params)
         self.memory = llama.llama_get_memory(self.handle)

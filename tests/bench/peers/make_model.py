@@ -3,9 +3,9 @@
 
 Usage: make_model.py DIRECTORY
 
-DIRECTORY/hf is a Hugging Face directory (heddle, transformers); bf16.gguf and f32.gguf hold the same
-values for llama.cpp, named and cut as its converter does: keys and values of the latent in tensors of
-their own, which is what its absorbed attention asks for.
+DIRECTORY/hf is a Hugging Face directory (heddle, transformers); bf16.gguf and f32.gguf hold the
+same values for llama.cpp, named and cut as its converter does: keys and values of the latent in
+tensors of their own, which is what its absorbed attention asks for.
 """
 
 import json
@@ -53,7 +53,7 @@ def gguf_writer(path: pathlib.Path) -> gguf.GGUFWriter:
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_head_count(c["num_attention_heads"])
     writer.add_head_count_kv(1)
-    # llama.cpp knows models without a latent of the queries by their depth; a rank of 0 says it too.
+    # llama.cpp knows models without a latent of the queries by their depth; or by a rank of 0.
     writer.add_q_lora_rank(0)
     writer.add_kv_lora_rank(c["kv_lora_rank"])
     writer.add_key_length(c["kv_lora_rank"] + c["qk_rope_head_dim"])
@@ -95,9 +95,7 @@ class Writers:
             if kind == Type.F32 or widen:
                 writer.add_tensor(name, values.float().numpy())
             else:
-                writer.add_tensor(
-                    name, values.view(torch.uint8).numpy(), raw_dtype=kind
-                )
+                writer.add_tensor(name, values.view(torch.uint8).numpy(), raw_dtype=kind)
 
     def put(self, hf_name: str, gguf_name: str, values: torch.Tensor, widen: bool = False) -> None:
         self.hf[hf_name] = values
@@ -142,7 +140,10 @@ def put_ffn(out: Writers, hf: str, block: str, is_dense: bool) -> None:
     hidden, width = c["hidden_size"], c["moe_intermediate_size"]
     out.put_norm(hf + "post_attention_layernorm.weight", block + "ffn_norm.weight", hidden)
     hf += "mlp."
-    shapes = lambda inner: {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+
+    def shapes(inner: int) -> dict:
+        return {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+
     if is_dense:
         for part, shape in shapes(c["intermediate_size"]).items():
             out.put(f"{hf}{part}_proj.weight", f"{block}ffn_{part}.weight", out.matrix(*shape))

@@ -44,13 +44,12 @@ class Decoder:
 
     def rewind(self) -> None:
         if not self.static:
-            self.cache.crop(self.context)
+            too_many = self.cache.get_seq_length() - self.context
+            if too_many > 0:
+                self.cache.crop(-too_many)
             return
         for layer in self.cache.layers:
-            if isinstance(layer.cumulative_length, torch.Tensor):
-                layer.cumulative_length.fill_(self.context)
-            else:
-                layer.cumulative_length = self.context
+            layer.cumulative_length.fill_(self.context)
 
     def run(self, num_steps: int) -> list[float]:
         self.rewind()
@@ -71,7 +70,7 @@ class Decoder:
 @torch.inference_mode()
 def main() -> None:
     path, batch, context, threads, dtype = sys.argv[1:6]
-    cache, attention, experts = (sys.argv[6:] + ["static", "sdpa", "grouped_mm"][len(sys.argv) - 6 :])
+    cache, attention, experts = sys.argv[6:] + ["static", "sdpa", "grouped_mm"][len(sys.argv) - 6 :]
     torch.set_num_threads(int(threads))
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation=attention,

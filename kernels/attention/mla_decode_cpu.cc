@@ -72,12 +72,18 @@ HWY_INLINE TileVec LoadWide(const hwy::float16_t* from) {
   return hn::PromoteTo(TileTag(), hn::LoadU(hn::Rebind<hwy::float16_t, TileTag>(), from));
 }
 
-// Writes whole vectors, so up to kTileLanes - 1 elements too many.
+// Writes whole vectors, so up to kTileLanes - 1 elements too many; it reads no more than there are,
+// since what follows may be another page, or the end of the pool.
 template <typename T>
 HWY_INLINE void Widen(const T* HWY_RESTRICT from, int64_t count, float* HWY_RESTRICT to) {
-  for (int64_t i = 0; i < count; i += kTileLanes) {
+  int64_t i = 0;
+  for (; i + kTileLanes <= count; i += kTileLanes) {
     hn::StoreU(LoadWide(from + i), TileTag(), to + i);
   }
+  if (i == count) return;
+  T rest[kTileLanes] = {};
+  std::memcpy(rest, from + i, (count - i) * sizeof(T));
+  hn::StoreU(LoadWide(rest), TileTag(), to + i);
 }
 
 // The stored tokens of a block, in order of their positions.

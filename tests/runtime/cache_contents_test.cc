@@ -267,7 +267,7 @@ TEST(CacheContents, CapacityGrowsWithTheStripesAtEqualMemory) {
     const absl::StatusOr<EngineRun> run = RunRequests(config, 4, {request});
     if (tokens < 98) {
       EXPECT_THAT(std::string(run.status().message()),
-                  HasSubstr(absl::StrCat("the cache has ", tokens, " in all")));
+                  HasSubstr(absl::StrCat("the cache has ", tokens, " for a sequence")));
       continue;
     }
     ASSERT_TRUE(run.ok()) << run.status();

@@ -49,6 +49,9 @@ function(heddle_test name)
     <algorithm> <functional> <memory> <optional> <random> <string> <utility> <vector>
     <absl/status/statusor.h> <absl/strings/str_cat.h> <gmock/gmock.h> <gtest/gtest.h>)
   target_compile_definitions(${name} PRIVATE HEDDLE_TESTS_DIR="${PROJECT_SOURCE_DIR}/tests")
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(${name} PRIVATE -O1)  # what is tested is fast; tests need not be
+  endif()
   foreach(label IN LISTS ARG_LABELS)
     if(NOT TARGET tests_${label})
       add_custom_target(tests_${label})

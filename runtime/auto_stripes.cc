@@ -113,13 +113,9 @@ absl::StatusOr<int64_t> NumPagesOf(const EngineConfig& config, const EngineLimit
   CacheNeed need;
   need.bytes_per_page = rank.kv.bytes_per_page();
   const int64_t pages = CeilDiv(limits.max_model_len + 1, limits.page_size);
-  if (grid.data_parallel()) {
-    need.longest_sequence = pages;
-    need.whole_batch = CeilDiv(limits.max_num_seqs, grid.num_stripes()) * pages;
-  } else {
-    need.longest_sequence = CeilDiv(pages, grid.num_stripes());
-    need.whole_batch = limits.max_num_seqs * need.longest_sequence;
-  }
+  // Of whole sequences all may be pulled to one stripe, by a prefix that they share.
+  need.longest_sequence = grid.data_parallel() ? pages : CeilDiv(pages, grid.num_stripes());
+  need.whole_batch = limits.max_num_seqs * need.longest_sequence;
   need.free_memory = std::max<int64_t>(free_memory - rank.weight_bytes, 0);
   return ChooseNumPages(budget, need);
 }

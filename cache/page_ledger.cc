@@ -5,14 +5,13 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/logging.h"
 
 namespace heddle {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A window of w positions that starts on a page's last token touches the most pages.
 int64_t MaxVisiblePages(const PageLedgerOptions& options) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -19,8 +20,6 @@ std::vector<int64_t> OffsetsOf(const std::vector<int64_t>& sizes) {
   std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), int64_t{0});
   return offsets;
 }
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The bytes of the `piece`-th piece of a row.
 int64_t PieceBytes(int64_t row_bytes, int64_t piece, int64_t piece_bytes) {

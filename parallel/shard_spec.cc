@@ -5,14 +5,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/logging.h"
 
 namespace heddle {
-namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 Range SplitEvenly(int64_t total, int num_parts, int part) {
   CHECK_GE(total, 0);

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/backend_registry.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -36,8 +37,6 @@ constexpr int kMultiplyAddCalls = 10;
 constexpr int kReadCalls = 5;
 // A world has room for a dozen groups; 36 ranks are the first with more than six that divide them.
 constexpr int kMostExchanges = 6;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Collective: the rate that this rank has while all others are as busy, the least of all. Ranks
 // that share a core may run one after the other, so the time counts until all are done.

@@ -10,6 +10,7 @@
 #include "cache/kv_layout.h"
 #include "cache/page_pool.h"
 #include "kernels/backend_registry.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
 #include "parallel/startup_check.h"
@@ -33,8 +34,6 @@ namespace {
 
 constexpr int64_t kDefaultBatchedTokens = 2048;
 constexpr int64_t kMaxLogitRows = 256;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Fills in what the config leaves open, all but the number of pages.
 absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const ModelSpec& spec) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/backend_registry.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/status_macros.h"
 #include "launch/commands/batch_cell.h"
 #include "launch/commands/batch_chart.h"
@@ -51,8 +52,6 @@ struct SweepFiles {
   std::shared_ptr<ResultFile> json;
   std::shared_ptr<ResultFile> plot;
 };
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Tokens to generate of each sequence of a batch, so that so many steps are common to all. Prompts
 // come out of the prefix cache but for a page at most, and what is left takes a few steps to

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/ceil_div.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -36,8 +37,6 @@ namespace {
 constexpr double kSecondsPerCell = 1.5;
 constexpr int kMostRounds = 25;
 constexpr double kSame = 1.05;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A worker of some number of stripes, and the sequences it is given.
 class Candidate {

@@ -381,7 +381,7 @@ class Parser {
     AddCount(app, "--num-iters", flags.num_iters, "Measured decode steps of a cell (16)");
     AddCount(app, "--num-iters-warmup", flags.num_iters_warmup, "Steps before them (2)");
     app->add_option("--output-json", flags.output_json,
-                    "File for the figures; the README says what its keys mean");
+                    "File for the figures; launch/README.md says what its keys mean");
     app->add_option("--plot", flags.plot,
                     "File for a chart of tokens/s over batch sizes: .svg or .html");
   }

@@ -36,7 +36,7 @@ struct EngineConfig {
   bool int8_activations = true;                  // block-quantised weights meet int8 activations
   // Stripes of the cache (decode context parallel), a divisor of the number of ranks. If unset,
   // what suits max_num_seqs sequences of expected_context_len tokens (0: half of the longest) best:
-  // see auto_stripes.h.
+  // see auto_placement.h.
   std::optional<int64_t> num_stripes;
   int64_t expected_context_len = 0;
   bool enable_expert_parallel = false;  // deal whole experts, not columns of each

@@ -330,6 +330,11 @@ DType StoredDType(DType in_checkpoint, std::optional<DType> requested) {
 
 int64_t DefaultPageSize(const ModelSpec& spec) { return spec.mla.has_value() ? 64 : 16; }
 
+bool CanExchangeExperts(const ModelSpec& spec, const ShardLayoutOptions& options) {
+  return options.dp_attention && options.expert_parallel && spec.mla.has_value() &&
+         spec.moe.has_value() && options.num_ranks > 1;
+}
+
 absl::StatusOr<ShardLayout> BuildShardLayout(const ModelSpec& spec, const WeightSource& weights,
                                              const ShardLayoutOptions& options) {
   CHECK(!options.exchange_experts || (options.dp_attention && options.expert_parallel));

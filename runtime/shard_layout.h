@@ -35,6 +35,10 @@ struct ShardLayoutOptions {
   std::optional<int64_t> memory_bytes = std::nullopt;
 };
 
+// Whether the tokens of such a job could travel: data-parallel attention and whole experts dealt
+// over more than one rank. Nothing of BuildShardLayout's is checked, nor is exchange_experts read.
+bool CanExchangeExperts(const ModelSpec& spec, const ShardLayoutOptions& options);
+
 // What one rank holds of a layer's FFN. All ranges are global indexes and may be empty.
 struct FfnShare {
   Range columns = {};         // of the dense FFN, or of each routed expert held

@@ -15,10 +15,8 @@
 #include "kernels/base/status_macros.h"
 #include "parallel/startup_check.h"
 #include "runtime/agreement.h"
-#include "runtime/auto_stripes.h"
-#include "runtime/cost_model.h"
+#include "runtime/auto_placement.h"
 #include "runtime/cpu_share.h"
-#include "runtime/device_table.h"
 #include "runtime/memory_share.h"
 #include "runtime/model/decoder.h"
 #include "runtime/model/mla_attention.h"
@@ -86,30 +84,6 @@ absl::StatusOr<EngineLimits> ChooseLimits(const EngineConfig& config, const Mode
         "--gpu-memory-utilization: expected a share above 0 and up to 1, found ", utilization));
   }
   return limits;
-}
-
-// Collective. Whether tokens travel to their experts: rank 0 decides, by what it measures.
-absl::StatusOr<bool> AgreeOnExchange(const EngineConfig& config, const Checkpoint& checkpoint,
-                                     World& world) {
-  const ModelSpec& spec = checkpoint.spec;
-  const bool possible = config.enable_dp_attention && config.enable_expert_parallel &&
-                        spec.mla.has_value() && spec.moe.has_value() && world.self.size > 1;
-  if (!possible || config.exchange_experts.has_value()) {
-    return possible && *config.exchange_experts;
-  }
-  bool exchanges = true;
-  if (world.self.rank == 0) {
-    const absl::StatusOr<DeviceFigures> device = FindDevice("cpu", world.self.size);
-    CHECK_OK(device.status());
-    const ModelCosts costs = CostsOf(spec, *checkpoint.weights,
-                                     config.kv_cache_dtype.value_or(DType::kFloat32), config.dtype);
-    exchanges = ExchangesExperts(costs, *device, world.self.size,
-                                 std::max<int64_t>(1, config.max_num_seqs));
-    LOG(INFO) << "tokens " << (exchanges ? "travel to their experts" : "are gathered on every rank")
-              << ": predicted to be faster for " << config.max_num_seqs << " sequences";
-  }
-  ASSIGN_OR_RETURN(const int64_t agreed, world.control->AllReduceMin(exchanges ? 1 : 0));
-  return agreed == 1;
 }
 
 class ShardWorker : public Worker {
@@ -372,7 +346,6 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
   const int num_threads = config.num_threads > 0 ? config.num_threads : fair_threads;
   const int64_t free_memory = FreeMemory() / world.self.node_size;
   RETURN_IF_ERROR(WarnOfUnequalMemory(free_memory, world));
-  ASSIGN_OR_RETURN(const bool exchange_experts, AgreeOnExchange(config, checkpoint, world));
   int64_t num_pages = 0;
   absl::StatusOr<EngineLimits> limits = ChooseLimits(config, checkpoint.spec);
   RETURN_IF_ERROR(AgreeOnStatus(limits.status(), *world.control));
@@ -383,8 +356,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const EngineConfig& confi
   options.kv_cache_dtype = config.kv_cache_dtype.value_or(DType::kFloat32);
   options.page_size = limits->page_size;
   options.expert_parallel = config.enable_expert_parallel;
-  options.exchange_experts = exchange_experts;
   options.memory_bytes = free_memory;
+  ASSIGN_OR_RETURN(options.exchange_experts,
+                   ChooseExchangeOfJob(config, *limits, checkpoint.spec, *checkpoint.weights,
+                                       options, num_threads, world));
   if (!config.num_stripes.has_value() && !config.enable_dp_attention) {
     ASSIGN_OR_RETURN(limits->num_stripes,
                      ChooseStripesOfJob(config, *limits, checkpoint.spec, *checkpoint.weights,

@@ -22,7 +22,7 @@
 #include "launch/commands/layout_flags.h"
 #include "launch/commands/result_file.h"
 #include "runtime/agreement.h"
-#include "runtime/auto_stripes.h"
+#include "runtime/auto_placement.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cost_model.h"
 #include "runtime/cpu_share.h"

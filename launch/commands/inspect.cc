@@ -177,10 +177,7 @@ absl::StatusOr<StripeChoice> ChooseForDevice(const CommandLine& line, const Chec
 absl::StatusOr<bool> ExchangesOnDevice(const CommandLine& line, const Checkpoint& checkpoint,
                                        const ShardLayoutOptions& options) {
   const ModelSpec& spec = checkpoint.spec;
-  if (!options.dp_attention || !options.expert_parallel || options.num_ranks == 1 ||
-      !spec.mla.has_value() || !spec.moe.has_value()) {
-    return false;
-  }
+  if (!CanExchangeExperts(spec, options)) return false;
   ASSIGN_OR_RETURN(const DeviceFigures device,
                    FindDevice(line.plan.device_type, options.num_ranks));
   return ExchangesExperts(

@@ -77,7 +77,7 @@ absl::Status AddPlacements(const ModelSpec& spec, const WeightSource& weights, P
   options.num_stripes = 1;
   options.dp_attention = true;
   options.exchange_experts =
-      options.expert_parallel && plan.model.spec.moe.has_value() &&
+      CanExchangeExperts(spec, options) &&
       ExchangesExperts(plan.model, plan.device, options.num_ranks,
                        plan.load.max_num_seqs > 0 ? plan.load.max_num_seqs : kLargestBatch);
   ASSIGN_OR_RETURN(const ShardLayout layout, BuildShardLayout(spec, weights, options));

@@ -31,8 +31,9 @@ class Weights {
     const int64_t row_bytes = *RowBytes(dtype, k);
     std::vector<std::byte> rows(n * row_bytes);
     std::mt19937 random(1);
-    // Every byte of a float stays far from NaN and from denormals.
-    for (std::byte& byte : rows) byte = static_cast<std::byte>(random() % 0x3f);
+    // Moderate floats and scales of every type: no NaN, and no denormals, which some machines are
+    // slow with.
+    for (std::byte& byte : rows) byte = static_cast<std::byte>(0x38 + random() % 7);
     const int64_t bytes = *kernels.packed_weight_bytes({nullptr, dtype, n, k, 0});
     buffer_ = *backend.Allocate(count * bytes);
     stack_ = {{buffer_.data(), dtype, n, k, 0}, bytes, count};

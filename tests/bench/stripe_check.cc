@@ -24,7 +24,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "parallel/world_mpi.h"
-#include "runtime/auto_stripes.h"
+#include "runtime/auto_placement.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cost_model.h"
 #include "runtime/cpu_share.h"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -295,8 +296,14 @@ TEST_F(NightlyEngineMatrix, AllDeepSeekPlacements) {
   EXPECT_GT(num_cached_tokens_, 0);
 }
 
+// Of the two kinds of stream each setting has one, its neighbours the other.
 TEST_F(NightlyEngineMatrix, AllSettings) {
-  for (const std::vector<size_t>& row : FullProduct(kSizes)) Check(SettingOf(row));
+  std::vector<size_t> sizes = kSizes;
+  sizes.back() = 1;
+  for (std::vector<size_t> row : FullProduct(sizes)) {
+    row.back() = std::accumulate(row.begin(), row.end(), size_t{0}) % 2;
+    Check(SettingOf(row));
+  }
 }
 
 class EngineBits : public ::testing::TestWithParam<std::string> {};

@@ -1,4 +1,4 @@
-#include "runtime/auto_stripes.h"
+#include "runtime/auto_placement.h"
 
 #include <algorithm>
 #include <chrono>
@@ -96,6 +96,36 @@ absl::StatusOr<std::vector<StripeOption>> OptionsOfJob(const EngineConfig& confi
   return options;
 }
 
+// Collective: what rank 0 makes of the figures of all ranks, for ranks of different machines might
+// not round alike. `choose` runs on every rank, and may measure more.
+absl::StatusOr<int> MeasureAndChoose(
+    const EngineConfig& config, int num_threads, World& world,
+    absl::FunctionRef<absl::StatusOr<int>(const DeviceFigures&, Backend&, Stream&)> choose) {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+  const auto prepare = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(backend,
+                     CreateBackend({.device = config.device, .cpu = {.num_threads = num_threads}}));
+    ASSIGN_OR_RETURN(stream, backend->CreateStream());
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(AgreeOnStatus(prepare(), *world.control));
+
+  const auto measure = [&]() -> absl::StatusOr<int> {
+    // A broken link shows here, where there is a deadline.
+    RETURN_IF_ERROR(CheckAllReduce(world, *backend, *stream));
+    ASSIGN_OR_RETURN(const DeviceFigures device, MeasureRanks(world, *backend, *stream));
+    ASSIGN_OR_RETURN(int chosen, choose(device, *backend, *stream));
+    std::string message = absl::StrCat(chosen);
+    RETURN_IF_ERROR(world.control->Broadcast(message));
+    if (absl::SimpleAtoi(message, &chosen)) return chosen;
+    return absl::InternalError(absl::StrCat("rank 0's choice is garbled: ", message));
+  };
+  const absl::StatusOr<int> chosen = measure();
+  if (!chosen.ok()) world.control->Abort(chosen.status());
+  return chosen;
+}
+
 std::string SpeedText(const CollectiveSpeed& speed) {
   return absl::StrFormat("%.3g us + %.3g GB/s", speed.latency_seconds * 1e6,
                          speed.bytes_per_second / 1e9);
@@ -178,42 +208,45 @@ absl::StatusOr<int> ChooseStripesOfJob(const EngineConfig& config, const EngineL
   if (options.empty()) return 1;
   if (options.size() == 1) return options.front().num_stripes;
 
-  ExpectedLoad load = {.max_num_seqs = limits.max_num_seqs};
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<Stream> stream;
-  const auto prepare = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(load.context_len,
-                     ExpectedContext(config.expected_context_len, limits.max_model_len));
-    ASSIGN_OR_RETURN(backend,
-                     CreateBackend({.device = config.device, .cpu = {.num_threads = num_threads}}));
-    ASSIGN_OR_RETURN(stream, backend->CreateStream());
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(AgreeOnStatus(prepare(), *world.control));
+  const absl::StatusOr<int64_t> context =
+      ExpectedContext(config.expected_context_len, limits.max_model_len);
+  RETURN_IF_ERROR(AgreeOnStatus(context.status(), *world.control));
+  const ExpectedLoad load = {.max_num_seqs = limits.max_num_seqs, .context_len = *context};
+  return MeasureAndChoose(
+      config, num_threads, world,
+      [&](const DeviceFigures& device, Backend& backend, Stream& stream) -> absl::StatusOr<int> {
+        RETURN_IF_ERROR(MeasureExchanges(options, world, backend, stream));
+        const StripeChoice choice =
+            ChooseStripes(CostsOf(spec, weights, layout.kv_cache_dtype, layout.weight_dtype),
+                          device, world.self.size, options, load);
+        if (world.self.rank == 0) {
+          LOG(INFO) << "--decode-context-parallel-size auto is " << choice.why
+                    << "; measured: " << FiguresText(device, options);
+        }
+        return choice.num_stripes;
+      });
+}
 
-  const auto choose = [&]() -> absl::StatusOr<int> {
-    // A broken link shows here, where there is a deadline.
-    RETURN_IF_ERROR(CheckAllReduce(world, *backend, *stream));
-    ASSIGN_OR_RETURN(const DeviceFigures device, MeasureRanks(world, *backend, *stream));
-    RETURN_IF_ERROR(MeasureExchanges(options, world, *backend, *stream));
-    std::string message;
-    if (world.self.rank == 0) {
-      const StripeChoice choice =
-          ChooseStripes(CostsOf(spec, weights, layout.kv_cache_dtype, layout.weight_dtype), device,
-                        world.self.size, options, load);
-      LOG(INFO) << "--decode-context-parallel-size auto is " << choice.why
-                << "; measured: " << FiguresText(device, options);
-      message = absl::StrCat(choice.num_stripes);
-    }
-    // Ranks of different machines might not round alike.
-    RETURN_IF_ERROR(world.control->Broadcast(message));
-    int num_stripes = 0;
-    if (absl::SimpleAtoi(message, &num_stripes)) return num_stripes;
-    return absl::InternalError(absl::StrCat("the number of stripes is garbled: ", message));
-  };
-  const absl::StatusOr<int> chosen = choose();
-  if (!chosen.ok()) world.control->Abort(chosen.status());
-  return chosen;
+absl::StatusOr<bool> ChooseExchangeOfJob(const EngineConfig& config, const EngineLimits& limits,
+                                         const ModelSpec& spec, const WeightSource& weights,
+                                         const ShardLayoutOptions& layout, int num_threads,
+                                         World& world) {
+  if (!CanExchangeExperts(spec, layout)) return false;
+  if (config.exchange_experts.has_value()) return *config.exchange_experts;
+  return MeasureAndChoose(
+      config, num_threads, world,
+      [&](const DeviceFigures& device, Backend&, Stream&) -> absl::StatusOr<int> {
+        const bool exchanges =
+            ExchangesExperts(CostsOf(spec, weights, layout.kv_cache_dtype, layout.weight_dtype),
+                             device, world.self.size, limits.max_num_seqs);
+        if (world.self.rank == 0) {
+          LOG(INFO) << "tokens "
+                    << (exchanges ? "travel to their experts" : "are gathered on every rank")
+                    << ": predicted to be faster for " << limits.max_num_seqs
+                    << " sequences; measured: " << FiguresText(device, {});
+        }
+        return exchanges ? 1 : 0;
+      });
 }
 
 }  // namespace heddle

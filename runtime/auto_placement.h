@@ -1,4 +1,5 @@
-// --decode-context-parallel-size auto, when a job starts.
+// What a job chooses when it starts, by what its own ranks and links are measured to do: the
+// stripes of --decode-context-parallel-size auto, and how tokens meet their experts.
 #pragma once
 
 #include <cstdint>
@@ -49,5 +50,14 @@ absl::StatusOr<int> ChooseStripesOfJob(const EngineConfig& config, const EngineL
                                        const ModelSpec& spec, const WeightSource& weights,
                                        const ShardLayoutOptions& layout, int num_threads,
                                        World& world);
+
+// Collective: whether tokens travel to their experts alone, as ExchangesExperts (cost_model.h) says
+// of max_num_seqs sequences, the same on all ranks, and logs why on rank 0. Measures nothing if
+// that cannot be or `config` says which. `layout`: whether they travel and its stripes are not
+// read.
+absl::StatusOr<bool> ChooseExchangeOfJob(const EngineConfig& config, const EngineLimits& limits,
+                                         const ModelSpec& spec, const WeightSource& weights,
+                                         const ShardLayoutOptions& layout, int num_threads,
+                                         World& world);
 
 }  // namespace heddle

@@ -1,4 +1,4 @@
-#include "runtime/auto_stripes.h"
+#include "runtime/auto_placement.h"
 
 #include <string>
 #include <utility>
@@ -34,6 +34,7 @@ EngineConfig AutoConfig(const std::string& model) {
   config.max_model_len = golden->max_model_len;
   config.block_size = kPageSize;
   config.num_stripes.reset();
+  config.exchange_experts.reset();
   return config;
 }
 
@@ -100,6 +101,42 @@ TEST(AutoStripes, RoomDecidesBeforeSpeed) {
   config.num_kv_pages.reset();
   config.kv_cache_memory_bytes = 19 * kPageSize * 20 * 4 * 3;
   EXPECT_THAT(Choose(config, 4).of_rank, Each(4)) << "nothing holds it all, four stripes the most";
+}
+
+// What rank 0 says of how tokens meet their experts.
+std::string ExchangeLine(const EngineConfig& config, int num_ranks) {
+  const std::string log = Choose(config, num_ranks).log;
+  const size_t end = log.find(": predicted to be faster");
+  if (end == std::string::npos) return "";
+  EXPECT_EQ(log.find(": predicted to be faster", end + 1), std::string::npos) << "once";
+  const size_t start = log.rfind("tokens ", end);
+  return log.substr(start, log.find('\n', end) - start);
+}
+
+TEST(AutoExchange, IsChosenByWhatAllRanksMeasureAndSaysSo) {
+  EngineConfig config = AutoConfig("mla-v3");
+  config.enable_dp_attention = true;
+  config.enable_expert_parallel = true;
+  EXPECT_THAT(ExchangeLine(config, 3),
+              AllOf(AnyOf(HasSubstr("tokens travel to their experts"),
+                          HasSubstr("tokens are gathered on every rank")),
+                    HasSubstr("for 8 sequences"), HasSubstr("measured: a rank reads ")));
+  EXPECT_THAT(ExchangeLine(config, 1), IsEmpty()) << "no choice";
+  config.exchange_experts = true;
+  EXPECT_THAT(ExchangeLine(config, 3), IsEmpty()) << "asked for";
+  config.exchange_experts.reset();
+  config.enable_expert_parallel = false;
+  EXPECT_THAT(ExchangeLine(config, 3), IsEmpty()) << "no whole experts";
+}
+
+// Flags are checked before anything is measured.
+TEST(AutoExchange, BadFlagsAreRefusedFirst) {
+  EngineConfig config = AutoConfig("mla-v3");
+  config.enable_dp_attention = true;
+  config.enable_expert_parallel = true;
+  config.max_num_seqs = 0;
+  EXPECT_THAT(std::string(WithEngine(config, 2, nullptr, nullptr).message()),
+              HasSubstr("--max-num-seqs: expected at least 1, found 0"));
 }
 
 TEST(AutoStripes, GivesTheTokensOfOneRank) {

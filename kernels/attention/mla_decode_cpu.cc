@@ -1,8 +1,8 @@
 // Per context token and row (a query token's head): kv_lora_rank + rope_dim multiply-adds for the
 // score, kv_lora_rank for the output, an exponential; per context token and sequence, one read of
 // kv_lora_rank + rope_dim stored elements. From some ten heads on that is bound by arithmetic. So
-// the tokens of a block are widened once into scratch that all rows read for both products, while
-// the next block is fetched.
+// the tokens of a block are read by all rows for both products while the next block is fetched:
+// where they lie if they are floats and fill vectors, else widened once into scratch.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,6 +18,7 @@
 #define HWY_TARGET_INCLUDE "kernels/attention/mla_decode_cpu.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/attention/mla_row_scores-inl.h"
 #include "kernels/attention/mla_tile-inl.h"
 
 #ifndef HEDDLE_KERNELS_ATTENTION_MLA_DECODE_CPU_ONCE_
@@ -28,11 +29,12 @@ namespace heddle {
 struct MlaSizes {
   MlaSizes(const MlaDecodeArgs& args, const AttentionPlan& plan)
       : group(plan.group_heads),
-        key_dims(args.kv.kv_lora_rank + args.kv.rope_dim),
-        out_stride(MlaTile::OutStride(args.kv.kv_lora_rank)),
-        key_stride(MlaTile::KeyStride(key_dims)),
+        latent_dims(MlaTile::WholeVectors(args.kv.kv_lora_rank)),
+        rope_dims(MlaTile::WholeVectors(args.kv.rope_dim)),
+        out_stride(latent_dims),
+        key_stride(MlaTile::KeyStride(latent_dims + rope_dims)),
         padded_rows(MlaTile::PaddedRows(plan.max_rows)),
-        queries(MlaTile::Queries(plan.max_rows, key_dims)),
+        queries(plan.max_rows * key_stride),
         keys(kMlaBlock * key_stride),
         state(plan.max_rows * out_stride),
         per_thread(queries + keys + MlaTile::Scores() + 2 * state + 6 * padded_rows) {}
@@ -40,8 +42,9 @@ struct MlaSizes {
   // A row of a chunk's result: output, maximum, sum.
   int64_t partial_stride() const { return out_stride + 2; }
 
-  int64_t group;  // heads of a task
-  int64_t key_dims;
+  int64_t group;        // heads of a task
+  int64_t latent_dims;  // whole vectors, as are the following
+  int64_t rope_dims;
   int64_t out_stride;
   int64_t key_stride;
   int64_t padded_rows;
@@ -72,34 +75,48 @@ HWY_INLINE TileVec LoadWide(const hwy::float16_t* from) {
   return hn::PromoteTo(TileTag(), hn::LoadU(hn::Rebind<hwy::float16_t, TileTag>(), from));
 }
 
-// Writes whole vectors, so up to kTileLanes - 1 elements too many; it reads no more than there are,
-// since what follows may be another page, or the end of the pool.
+// Writes `padded` floats, whole vectors: `count` stored elements and then zeros. It reads no more
+// than there are, since what follows may be another page, or the end of the pool.
 template <typename T>
-HWY_INLINE void Widen(const T* HWY_RESTRICT from, int64_t count, float* HWY_RESTRICT to) {
+void WidenRow(const std::byte* stored, int64_t count, int64_t padded, float* HWY_RESTRICT to) {
+  const T* HWY_RESTRICT from = reinterpret_cast<const T*>(stored);
   int64_t i = 0;
-  for (; i + kTileLanes <= count; i += kTileLanes) {
-    hn::StoreU(LoadWide(from + i), TileTag(), to + i);
+  for (; i + kTileLanes <= count; i += kTileLanes) hn::Store(LoadWide(from + i), TileTag(), to + i);
+  if (i < count) {
+    T rest[kTileLanes] = {};
+    std::memcpy(rest, from + i, (count - i) * sizeof(T));
+    hn::Store(LoadWide(rest), TileTag(), to + i);
+    i += kTileLanes;
   }
-  if (i == count) return;
-  T rest[kTileLanes] = {};
-  std::memcpy(rest, from + i, (count - i) * sizeof(T));
-  hn::StoreU(LoadWide(rest), TileTag(), to + i);
+  std::fill(to + i, to + padded, 0.0f);
+}
+
+void WidenRow(DType dtype, const std::byte* stored, int64_t count, int64_t padded, float* to) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return WidenRow<hwy::bfloat16_t>(stored, count, padded, to);
+    case DType::kFloat16:
+      return WidenRow<hwy::float16_t>(stored, count, padded, to);
+    default:
+      return WidenRow<float>(stored, count, padded, to);
+  }
 }
 
 // The stored tokens of a block, in order of their positions.
 struct LatentBlock {
   int64_t count = 0;
   int32_t positions[kMlaBlock];
-  const std::byte* latent[kMlaBlock];  // those past `count` may be prefetched, not read
+  const std::byte* latent[kMlaBlock];
   const std::byte* rope[kMlaBlock];
 };
 
 // Finds the blocks of one sequence in its pages; they are asked for in ascending order.
-template <typename TL, typename TR>
 class BlockReader {
  public:
   BlockReader(const PagedLatentView& kv, const AttentionTask& task)
       : kv_(kv),
+        latent_bytes_(BlockBytes(kv.latent.dtype)),
+        rope_bytes_(BlockBytes(kv.rope.dtype)),
         page_(kv.pages + kv.page_starts[task.sequence]),
         end_(kv.pages + kv.page_starts[task.sequence + 1]) {
     // The first page that ends behind the task's first position.
@@ -120,24 +137,22 @@ class BlockReader {
       }
       if (page_end >= end) break;  // The next block may go on in this page.
     }
-    for (int64_t i = block.count; i < kMlaBlock; ++i) {
-      block.latent[i] = static_cast<const std::byte*>(kv_.latent.data);
-      block.rope[i] = static_cast<const std::byte*>(kv_.rope.data);
-    }
   }
 
  private:
   void Add(int64_t slot, int64_t offset, int64_t position, LatentBlock& block) {
-    const auto* latent = static_cast<const TL*>(kv_.latent.data);
-    const auto* rope = static_cast<const TR*>(kv_.rope.data);
+    const auto at = [slot, offset](const auto& part, int64_t dims, int64_t bytes) {
+      return static_cast<const std::byte*>(part.data) +
+             (slot * part.slot_stride + offset * dims) * bytes;
+    };
     block.positions[block.count] = static_cast<int32_t>(position);
-    block.latent[block.count] = reinterpret_cast<const std::byte*>(
-        latent + slot * kv_.latent.slot_stride + offset * kv_.kv_lora_rank);
-    block.rope[block.count++] = reinterpret_cast<const std::byte*>(
-        rope + slot * kv_.rope.slot_stride + offset * kv_.rope_dim);
+    block.latent[block.count] = at(kv_.latent, kv_.kv_lora_rank, latent_bytes_);
+    block.rope[block.count++] = at(kv_.rope, kv_.rope_dim, rope_bytes_);
   }
 
   const PagedLatentView& kv_;
+  const int64_t latent_bytes_;  // of an element
+  const int64_t rope_bytes_;
   const PageSpan* page_;
   const PageSpan* const end_;
 };
@@ -176,13 +191,43 @@ HWY_INLINE void WriteRow(const MlaDecodeArgs& args, int64_t token, int64_t head,
   }
 }
 
-// One task; latents are TL, rotated keys TR.
-template <typename TL, typename TR>
+// Asks for a block while another is worked off: a little before each tile, since a core can wait
+// for but a dozen lines at a time, for which all else that is not in the first-level cache waits
+// too.
+class BlockPrefetch {
+ public:
+  BlockPrefetch(const PagedLatentView& kv, const LatentBlock& block)
+      : block_(block),
+        bytes_{kv.kv_lora_rank * BlockBytes(kv.latent.dtype),
+               kv.rope_dim * BlockBytes(kv.rope.dtype)} {}
+
+  HWY_INLINE void AskForMore() {
+    for (int i = 0; i < kAtOnce && row_ < block_.count; ++i) {
+      __builtin_prefetch((part_ == 0 ? block_.latent : block_.rope)[row_] + byte_, 0, 2);
+      byte_ += kPairOfLines;
+      if (byte_ < bytes_[part_]) continue;
+      byte_ = 0;
+      part_ = 1 - part_;
+      if (part_ == 0) ++row_;
+    }
+  }
+
+ private:
+  static constexpr int kAtOnce = 8;
+  static constexpr int64_t kPairOfLines = 128;  // processors fetch the other one by themselves
+
+  const LatentBlock& block_;
+  const int64_t bytes_[2];  // of a token's parts
+  int64_t row_ = 0;
+  int part_ = 0;
+  int64_t byte_ = 0;
+};
+
 class TaskRunner {
  public:
   TaskRunner(const MlaDecodeArgs& args, const MlaSizes& sizes, const AttentionTask& task,
              float* memory)
-      : args_(args), sizes_(sizes), task_(task) {
+      : args_(args), sizes_(sizes), task_(task), in_place_(CanReadInPlace(args, sizes)) {
     const int64_t rows = task.num_tokens * sizes.group;
     queries_ = memory;
     keys_ = queries_ + sizes.queries;
@@ -191,10 +236,8 @@ class TaskRunner {
     float* figures = outs + 2 * sizes.state;
     for (TileRows* state : {&chunk_, &total_}) {
       *state = {.rows = rows,
-                .key_dims = sizes.key_dims,
-                .value_dims = args.kv.kv_lora_rank,
+                .value_dims = sizes.latent_dims,
                 .out_stride = sizes.out_stride,
-                .q = queries_,
                 .scores = scores,
                 .count = figures,
                 .maximum = figures + (state == &chunk_ ? 1 : 2) * sizes.padded_rows,
@@ -206,8 +249,8 @@ class TaskRunner {
   }
 
   void Run(float* partials) {
-    PackQueries();
-    BlockReader<TL, TR> reader(args_.kv, task_);
+    CopyQueries();
+    BlockReader reader(args_.kv, task_);
     constexpr int64_t kChunkBlocks = kMlaChunk / kMlaBlock;
     const int64_t first_block = task_.first_chunk * kChunkBlocks;
     const int64_t end_block = task_.end_chunk * kChunkBlocks;
@@ -236,23 +279,43 @@ class TaskRunner {
   int64_t TokenOf(int64_t row) const { return task_.first_token + row / sizes_.group; }
   int64_t HeadOf(int64_t row) const { return task_.group * sizes_.group + row % sizes_.group; }
 
-  void PackQueries() {
-    ClearPanels(chunk_.rows, sizes_.key_dims, queries_);
+  // Whether stored tokens are rows of floats as the kernel reads them.
+  static bool CanReadInPlace(const MlaDecodeArgs& args, const MlaSizes& sizes) {
+    const PagedLatentView& kv = args.kv;
+    return kv.latent.dtype == DType::kFloat32 && kv.rope.dtype == DType::kFloat32 &&
+           kv.kv_lora_rank == sizes.latent_dims && kv.rope_dim == sizes.rope_dims;
+  }
+
+  void CopyQueries() {
     for (int64_t row = 0; row < chunk_.rows; ++row) {
-      PackRow(args_.q_latent.At(TokenOf(row), HeadOf(row)), args_.kv.kv_lora_rank, 0, row,
-              chunk_.rows, sizes_.key_dims, queries_);
-      PackRow(args_.q_rope.At(TokenOf(row), HeadOf(row)), args_.kv.rope_dim, args_.kv.kv_lora_rank,
-              row, chunk_.rows, sizes_.key_dims, queries_);
+      const auto* latent = args_.q_latent.At(TokenOf(row), HeadOf(row));
+      const auto* rope = args_.q_rope.At(TokenOf(row), HeadOf(row));
+      CopyRow(DType::kFloat32, reinterpret_cast<const std::byte*>(latent), DType::kFloat32,
+              reinterpret_cast<const std::byte*>(rope), queries_ + row * sizes_.key_stride);
     }
+  }
+
+  // Both parts, each with zeros behind it up to a whole vector.
+  void CopyRow(DType latent_dtype, const std::byte* latent, DType rope_dtype, const std::byte* rope,
+               float* row) const {
+    WidenRow(latent_dtype, latent, args_.kv.kv_lora_rank, sizes_.latent_dims, row);
+    WidenRow(rope_dtype, rope, args_.kv.rope_dim, sizes_.rope_dims, row + sizes_.latent_dims);
   }
 
   void AttendBlock(const LatentBlock& block, const LatentBlock& next) {
     if (block.count == 0) return;
-    const int64_t rank = args_.kv.kv_lora_rank, rope_dim = args_.kv.rope_dim;
+    const float* latent[kMlaBlock];
+    const float* rope[kMlaBlock];
     for (int64_t i = 0; i < block.count; ++i) {
+      if (in_place_) {
+        latent[i] = reinterpret_cast<const float*>(block.latent[i]);
+        rope[i] = reinterpret_cast<const float*>(block.rope[i]);
+        continue;
+      }
       float* key = keys_ + i * sizes_.key_stride;
-      Widen(reinterpret_cast<const TL*>(block.latent[i]), rank, key);
-      Widen(reinterpret_cast<const TR*>(block.rope[i]), rope_dim, key + rank);
+      CopyRow(args_.kv.latent.dtype, block.latent[i], args_.kv.rope.dtype, block.rope[i], key);
+      latent[i] = key;
+      rope[i] = key + sizes_.latent_dims;
     }
     for (int64_t row = 0; row < chunk_.rows; row += sizes_.group) {
       const int32_t* end = block.positions + block.count;
@@ -260,16 +323,14 @@ class TaskRunner {
           std::upper_bound(block.positions, end, args_.positions[TokenOf(row)]) - block.positions;
       std::fill_n(chunk_.count + row, sizes_.group, static_cast<float>(seen));
     }
-    const bool fetch = next.count > 0;
-    const KeySegment segments[] = {{.first_dim = 0,
-                                    .num_dims = rank,
-                                    .next = fetch ? next.latent : nullptr,
-                                    .bytes_per_dim = sizeof(TL)},
-                                   {.first_dim = rank,
-                                    .num_dims = rope_dim,
-                                    .next = fetch ? next.rope : nullptr,
-                                    .bytes_per_dim = sizeof(TR)}};
-    FoldBlock(chunk_, keys_, keys_, sizes_.key_stride, segments, 2, args_.scale);
+    BlockPrefetch prefetch(args_.kv, next);
+    const auto ask = [&] { prefetch.AskForMore(); };
+    const KeyRows keys = {.part = {latent, rope}, .dims = {sizes_.latent_dims, sizes_.rope_dims}};
+    const auto score = [&](int64_t panel, int64_t visible) HWY_ATTR {
+      ScoreRows(queries_ + panel * kPanelRows * sizes_.key_stride, chunk_.PanelSize(panel),
+                sizes_.key_stride, keys, visible, chunk_.scores, ask);
+    };
+    FoldBlock(chunk_, latent, args_.scale, score, ask);
   }
 
   void EndChunk(int64_t chunk, float* partials) {
@@ -292,35 +353,16 @@ class TaskRunner {
   const MlaDecodeArgs& args_;
   const MlaSizes& sizes_;
   const AttentionTask& task_;
+  const bool in_place_;
   float* queries_;
   float* keys_;  // [kMlaBlock, key_stride]: a block's latents, then rotated keys
   TileRows chunk_;
   TileRows total_;
 };
 
-template <typename TL>
-void RunTaskOf(const MlaDecodeArgs& args, const MlaSizes& sizes, const AttentionTask& task,
-               float* partials, float* memory) {
-  switch (args.kv.rope.dtype) {
-    case DType::kBFloat16:
-      return TaskRunner<TL, hwy::bfloat16_t>(args, sizes, task, memory).Run(partials);
-    case DType::kFloat16:
-      return TaskRunner<TL, hwy::float16_t>(args, sizes, task, memory).Run(partials);
-    default:
-      return TaskRunner<TL, float>(args, sizes, task, memory).Run(partials);
-  }
-}
-
 void RunTask(const MlaDecodeArgs& args, const MlaSizes& sizes, const AttentionTask& task,
              float* partials, float* memory) {
-  switch (args.kv.latent.dtype) {
-    case DType::kBFloat16:
-      return RunTaskOf<hwy::bfloat16_t>(args, sizes, task, partials, memory);
-    case DType::kFloat16:
-      return RunTaskOf<hwy::float16_t>(args, sizes, task, partials, memory);
-    default:
-      return RunTaskOf<float>(args, sizes, task, partials, memory);
-  }
+  TaskRunner(args, sizes, task, memory).Run(partials);
 }
 
 // Row `row` of rows whose context was split.

@@ -18,6 +18,7 @@
 #define HWY_TARGET_INCLUDE "kernels/attention/mla_prefill_cpu.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/attention/mla_panel_scores-inl.h"
 #include "kernels/attention/mla_tile-inl.h"
 
 #ifndef HEDDLE_KERNELS_ATTENTION_MLA_PREFILL_CPU_ONCE_
@@ -38,7 +39,7 @@ struct PrefillSizes {
   PrefillSizes(const MlaPrefillArgs& args, int64_t max_rows_in)
       : max_rows(max_rows_in),
         key_dims(args.q.dim),
-        out_stride(MlaTile::OutStride(args.out.dim)),
+        out_stride(MlaTile::WholeVectors(args.out.dim)),
         key_stride(MlaTile::KeyStride(key_dims + args.out.dim)),
         padded_rows(MlaTile::PaddedRows(max_rows)),
         queries(MlaTile::Queries(max_rows, key_dims)),
@@ -75,10 +76,8 @@ class PrefillRunner {
     float* out = scores + MlaTile::Scores();
     float* figures = out + sizes.max_rows * sizes.out_stride;
     rows_ = {.rows = task.num_tokens,
-             .key_dims = sizes.key_dims,
              .value_dims = args.out.dim,
              .out_stride = sizes.out_stride,
-             .q = queries_,
              .scores = scores,
              .count = figures,
              .maximum = figures + sizes.padded_rows,
@@ -128,9 +127,15 @@ class PrefillRunner {
       }
       std::memcpy(key + sizes_.key_dims, expanded + nope_dim, v_dim * sizeof(float));
     }
-    const KeySegment all = {
-        .first_dim = 0, .num_dims = sizes_.key_dims, .next = nullptr, .bytes_per_dim = 0};
-    FoldBlock(rows_, keys_, keys_ + sizes_.key_dims, sizes_.key_stride, &all, 1, args_.scale);
+    const auto score = [&](int64_t panel, int64_t visible) HWY_ATTR {
+      const float* q = queries_ + panel * kPanelRows * sizes_.key_dims;
+      WithPanelVectors(rows_.PanelSize(panel), [&]<int V>(auto d) HWY_ATTR {
+        ScorePanel<V>(d, q, keys_, sizes_.key_stride, sizes_.key_dims, visible, rows_.scores);
+      });
+    };
+    const float* values[kMlaBlock];
+    for (int64_t i = 0; i < most; ++i) values[i] = keys_ + i * sizes_.key_stride + sizes_.key_dims;
+    FoldBlock(rows_, values, args_.scale, score, [] {});
     return true;
   }
 

@@ -1,11 +1,9 @@
-// Blocks of keys and values against rows of queries under a running softmax, for files that are
-// compiled once per Highway target.
+// Blocks of values against rows of queries under a running softmax, for files that are compiled
+// once per Highway target.
 //
 // Rows are taken in panels of up to two vectors. Scores lie token by token with rows in lanes, so
-// that a key is read as it is stored, element by element, and the softmax needs no sums across
-// lanes; outputs lie row by row with dimensions in lanes. Each score is one chain of multiply-adds
-// over ascending dimensions and each output one over ascending keys, whatever the shape of the
-// tiles.
+// that the softmax needs no sums across lanes; outputs lie row by row with dimensions in lanes.
+// Each output is one chain of multiply-adds over ascending keys, whatever the shape of the tiles.
 #if defined(HEDDLE_KERNELS_ATTENTION_MLA_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEDDLE_KERNELS_ATTENTION_MLA_TILE_INL_H_
 #undef HEDDLE_KERNELS_ATTENTION_MLA_TILE_INL_H_
@@ -38,113 +36,26 @@ static_assert(MlaTile::kMaxPanelRows % kPanelRows == 0);
 // Sums of a tile that live in registers, next to a vector or two of queries or values: enough
 // chains to hide the latency of a multiply-add, and few loads for each.
 constexpr int kTileSums = kTileLanes == 16 ? 24 : 12;
-// Rows of an output tile of two vectors.
-constexpr int kTileRows = kTileLanes == 16 ? 8 : 6;
-// Floats of a panel of queries that stay in the first-level cache while the keys pass.
-constexpr int64_t kNearQueries = 4096;
-// A step of the dimensions, in which a line of each row of the next block is asked for.
-constexpr int64_t kPrefetchDims = 16;
+// Rows and vectors of an output tile.
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kTileSums / kTileRows;
 
-// A panel of queries is [key_dims, width] with a row in each column: two vectors, or for the last
-// rows one, or half of one.
+// Lanes of a panel of up to kPanelRows rows: two vectors, or for the last rows one, or half of one.
 constexpr int64_t PanelWidth(int64_t rows) {
   if (rows > kTileLanes) return kPanelRows;
   return kTileLanes > 8 && rows <= kTileLanes / 2 ? kTileLanes / 2 : kTileLanes;
 }
 
-// Consecutive dimensions of the keys, and where the same ones of the next block's keys lie.
-struct KeySegment {
-  int64_t first_dim = 0;
-  int64_t num_dims = 0;
-  const std::byte* const* next = nullptr;  // a row for each of kMlaBlock keys; null: none
-  int64_t bytes_per_dim = 0;
-};
-
-// scores[t] (+)= q . keys[t] for T keys and V vectors of rows; `resume` adds.
-template <int T, int V, class D>
-HWY_INLINE void ScoreTile(D d, const float* HWY_RESTRICT q, const float* HWY_RESTRICT keys,
-                          int64_t key_stride, int64_t num_dims, bool resume,
-                          const std::byte* const* next, int64_t bytes_per_dim,
-                          float* HWY_RESTRICT scores) {
-  constexpr int64_t kLanes = hn::MaxLanes(D());
-  hn::Vec<D> sums[T][V];
-  HWY_UNROLL(16)
-  for (int t = 0; t < T; ++t) {
-    HWY_UNROLL(16)
-    for (int v = 0; v < V; ++v) {
-      sums[t][v] = resume ? hn::Load(d, scores + t * kPanelRows + v * kLanes) : hn::Zero(d);
-    }
-  }
-  for (int64_t first = 0; first < num_dims; first += kPrefetchDims) {
-    if (next != nullptr) {
-      HWY_UNROLL(16)
-      for (int t = 0; t < T; ++t) __builtin_prefetch(next[t] + first * bytes_per_dim, 0, 2);
-    }
-    const int64_t end = std::min(first + kPrefetchDims, num_dims);
-    for (int64_t dim = first; dim < end; ++dim) {
-      hn::Vec<D> query[V];
-      HWY_UNROLL(16)
-      for (int v = 0; v < V; ++v) query[v] = hn::Load(d, q + (dim * V + v) * kLanes);
-      HWY_UNROLL(16)
-      for (int t = 0; t < T; ++t) {
-        const auto key = hn::Set(d, keys[t * key_stride + dim]);
-        HWY_UNROLL(16)
-        for (int v = 0; v < V; ++v) sums[t][v] = hn::MulAdd(query[v], key, sums[t][v]);
-      }
-    }
-  }
-  HWY_UNROLL(16)
-  for (int t = 0; t < T; ++t) {
-    HWY_UNROLL(16)
-    for (int v = 0; v < V; ++v) {
-      hn::Store(sums[t][v], d, scores + t * kPanelRows + v * kLanes);
-    }
-  }
-}
-
-template <int T, int V, class D>
-HWY_INLINE void ScoreTileOf(D d, int64_t num_keys, const float* q, const float* keys,
-                            int64_t key_stride, int64_t num_dims, bool resume,
-                            const std::byte* const* next, int64_t bytes_per_dim, float* scores) {
-  if (num_keys == T) {
-    ScoreTile<T, V>(d, q, keys, key_stride, num_dims, resume, next, bytes_per_dim, scores);
-  } else if constexpr (T > 1) {
-    ScoreTileOf<T - 1, V>(d, num_keys, q, keys, key_stride, num_dims, resume, next, bytes_per_dim,
-                          scores);
-  }
-}
-
-// scores [num_keys, kPanelRows] = keys [num_keys, ...] times a panel of queries of V vectors.
-template <int V, class D>
-HWY_NOINLINE void ScoreBlock(D d, const float* q, const float* keys, int64_t key_stride,
-                             int64_t num_keys, const KeySegment* segments, int num_segments,
-                             float* scores) {
-  constexpr int64_t kWidth = V * hn::MaxLanes(D());
-  constexpr int kMaxKeys = std::min(kTileSums / V, 12);
-  constexpr int64_t kMaxDims = kNearQueries / kWidth;
-  const int64_t num_tiles = (num_keys + kMaxKeys - 1) / kMaxKeys;
-  for (int s = 0; s < num_segments; ++s) {
-    const KeySegment& segment = segments[s];
-    const int64_t parts = (segment.num_dims + kMaxDims - 1) / kMaxDims;
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t begin = part * segment.num_dims / parts;
-      const int64_t num_dims = (part + 1) * segment.num_dims / parts - begin;
-      const int64_t dim = segment.first_dim + begin;
-      for (int64_t tile = 0; tile < num_tiles; ++tile) {
-        const int64_t key = tile * num_keys / num_tiles;
-        const std::byte* next[kMaxKeys];
-        if (segment.next != nullptr) {
-          for (int64_t i = 0; i < kMaxKeys; ++i) {
-            next[i] =
-                segment.next[std::min(key + i, kMlaBlock - 1)] + begin * segment.bytes_per_dim;
-          }
-        }
-        ScoreTileOf<kMaxKeys, V>(d, (tile + 1) * num_keys / num_tiles - key, q + dim * kWidth,
-                                 keys + key * key_stride + dim, key_stride, num_dims, dim > 0,
-                                 segment.next != nullptr ? next : nullptr, segment.bytes_per_dim,
-                                 scores + key * kPanelRows);
-      }
-    }
+// Calls f<V>(d) with the vectors that make up a panel of `rows` rows.
+template <class F>
+HWY_INLINE void WithPanelVectors(int64_t rows, const F& f) {
+  const int64_t width = PanelWidth(rows);
+  if (width == kPanelRows) {
+    f.template operator()<2>(TileTag());
+  } else if (width == kTileLanes) {
+    f.template operator()<1>(TileTag());
+  } else {
+    f.template operator()<1>(hn::CappedTag<float, 8>());
   }
 }
 
@@ -196,10 +107,10 @@ HWY_NOINLINE void SoftmaxBlock(D d, int64_t num_keys, float scale, const PanelSt
 }
 
 // out[r] = out[r] * factor[r] + the sum of weights[t][r] * values[t] over keys [begin, end), for V
-// vectors of dimensions.
+// vectors of dimensions from `dim` on.
 template <int R, int V>
-HWY_INLINE void AccumulateTile(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT values,
-                               int64_t value_stride, int64_t begin, int64_t end,
+HWY_INLINE void AccumulateTile(const float* HWY_RESTRICT weights, const float* const* values,
+                               int64_t dim, int64_t begin, int64_t end,
                                const float* HWY_RESTRICT factor, float* HWY_RESTRICT out,
                                int64_t out_stride) {
   const TileTag d;
@@ -215,7 +126,7 @@ HWY_INLINE void AccumulateTile(const float* HWY_RESTRICT weights, const float* H
   for (int64_t t = begin; t < end; ++t) {
     TileVec value[V];
     HWY_UNROLL(16)
-    for (int v = 0; v < V; ++v) value[v] = hn::LoadU(d, values + t * value_stride + v * kTileLanes);
+    for (int v = 0; v < V; ++v) value[v] = hn::LoadU(d, values[t] + dim + v * kTileLanes);
     HWY_UNROLL(16)
     for (int r = 0; r < R; ++r) {
       const TileVec weight = hn::Set(d, weights[t * kPanelRows + r]);
@@ -233,14 +144,13 @@ HWY_INLINE void AccumulateTile(const float* HWY_RESTRICT weights, const float* H
 }
 
 template <int V, int R = kTileRows>
-HWY_INLINE void AccumulateRows(int64_t rows, const float* weights, const float* values,
-                               int64_t value_stride, int64_t begin, int64_t end,
-                               const float* factor, float* out, int64_t out_stride) {
+HWY_INLINE void AccumulateRows(int64_t rows, const float* weights, const float* const* values,
+                               int64_t dim, int64_t begin, int64_t end, const float* factor,
+                               float* out, int64_t out_stride) {
   if (rows == R) {
-    AccumulateTile<R, V>(weights, values, value_stride, begin, end, factor, out, out_stride);
+    AccumulateTile<R, V>(weights, values, dim, begin, end, factor, out, out_stride);
   } else if constexpr (R > 1) {
-    AccumulateRows<V, R - 1>(rows, weights, values, value_stride, begin, end, factor, out,
-                             out_stride);
+    AccumulateRows<V, R - 1>(rows, weights, values, dim, begin, end, factor, out, out_stride);
   }
 }
 
@@ -254,32 +164,35 @@ struct OutputTile {
 };
 
 // Adds a block's values, weighted, to V vectors of the outputs of a panel's rows.
-template <int V>
-HWY_INLINE void AccumulateDims(const float* weights, const float* values, int64_t value_stride,
+template <int V, class Ask>
+HWY_INLINE void AccumulateDims(const float* weights, const float* const* values, int64_t dim,
                                const OutputTile* tiles, int64_t num_tiles, const PanelStats& stats,
-                               float* out, int64_t out_stride) {
+                               float* out, int64_t out_stride, const Ask& ask) {
   static constexpr float kKeep = 1.0f;
   for (int64_t i = 0; i < num_tiles; ++i) {
     const OutputTile& tile = tiles[i];
+    ask();
     if (tile.common > 0) {
-      AccumulateRows<V>(tile.rows, weights + tile.first, values, value_stride, 0, tile.common,
+      AccumulateRows<V>(tile.rows, weights + tile.first, values, dim, 0, tile.common,
                         stats.factor + tile.first, out + tile.first * out_stride, out_stride);
     }
     if (!tile.ragged) continue;
     for (int64_t row = tile.first; row < tile.first + tile.rows; ++row) {
       const auto count = static_cast<int64_t>(stats.count[row]);
       if (count == tile.common) continue;
-      AccumulateTile<1, V>(weights + row, values, value_stride, tile.common, count,
+      AccumulateTile<1, V>(weights + row, values, dim, tile.common, count,
                            tile.common > 0 ? &kKeep : stats.factor + row, out + row * out_stride,
                            out_stride);
     }
   }
 }
 
-// Adds a block's values, weighted, to the outputs [rows, dims] of a panel.
-HWY_NOINLINE void AccumulateBlock(const float* weights, const float* values, int64_t value_stride,
+// Adds a block's values, weighted, to the outputs [rows, dims] of a panel; calls ask() before each
+// tile.
+template <class Ask>
+HWY_NOINLINE void AccumulateBlock(const float* weights, const float* const* values,
                                   int64_t num_dims, int64_t rows, const PanelStats& stats,
-                                  float* out, int64_t out_stride) {
+                                  float* out, int64_t out_stride, const Ask& ask) {
   OutputTile tiles[kPanelRows];
   const int64_t num_tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t i = 0; i < num_tiles; ++i) {
@@ -288,14 +201,14 @@ HWY_NOINLINE void AccumulateBlock(const float* weights, const float* values, int
     tiles[i] = {first, end - first, static_cast<int64_t>(*least), *least != *most};
   }
   int64_t dim = 0;
-  for (; dim + kTileLanes < num_dims; dim += 2 * kTileLanes) {
-    AccumulateDims<2>(weights, values + dim, value_stride, tiles, num_tiles, stats, out + dim,
-                      out_stride);
-  }
-  if (dim < num_dims) {
-    AccumulateDims<1>(weights, values + dim, value_stride, tiles, num_tiles, stats, out + dim,
-                      out_stride);
-  }
+  const auto accumulate = [&]<int V>() {
+    for (; dim + (V - 1) * kTileLanes < num_dims; dim += V * kTileLanes) {
+      AccumulateDims<V>(weights, values, dim, tiles, num_tiles, stats, out + dim, out_stride, ask);
+    }
+  };
+  if constexpr (kTileVectors > 2) accumulate.template operator()<kTileVectors>();
+  accumulate.template operator()<2>();
+  accumulate.template operator()<1>();
 }
 
 // Rows of queries and their running softmax, in panels.
@@ -315,71 +228,33 @@ struct TileRows {
   }
 
   int64_t rows;
-  int64_t key_dims;
   int64_t value_dims;
   int64_t out_stride;
-  const float* q;  // panels [key_dims, PanelWidth]
-  float* scores;   // [kMlaBlock, kPanelRows]
-  float* count;    // [padded rows], and so are the following
+  float* scores;  // [kMlaBlock, kPanelRows]
+  float* count;   // [padded rows], and so are the following
   float* maximum;
   float* sum;
   float* factor;
   float* out;  // [rows, out_stride]
 };
 
-// Makes panels of rows; lanes without a row are multiplied too.
-inline void ClearPanels(int64_t rows, int64_t key_dims, float* packed) {
-  const int64_t last = (rows - 1) / kPanelRows * kPanelRows, width = PanelWidth(rows - last);
-  if (rows - last < width) std::fill_n(packed + last * key_dims, width * key_dims, 0.0f);
-}
-
-// Writes row `row` of `rows` in all into the panels at `packed`, `num_dims` of its key_dims
-// elements from `first_dim` on.
-inline void PackRow(const float* values, int64_t num_dims, int64_t first_dim, int64_t row,
-                    int64_t rows, int64_t key_dims, float* packed) {
-  const int64_t first = row / kPanelRows * kPanelRows, width = PanelWidth(rows - first);
-  float* target = packed + first * key_dims + first_dim * width + row - first;
-  for (int64_t i = 0; i < num_dims; ++i) target[i * width] = values[i];
-}
-
-// Scores and their softmax for a panel whose queries lie in V vectors.
-template <int V, class D>
-HWY_INLINE void WeighBlock(D d, const float* q, const float* keys, int64_t stride, int64_t num_keys,
-                           const KeySegment* segments, int num_segments, float scale,
-                           const PanelStats& stats, float* scores) {
-  ScoreBlock<V>(d, q, keys, stride, num_keys, segments, num_segments, scores);
-  SoftmaxBlock<V>(d, num_keys, scale, stats, scores);
-}
-
-// Folds a block of keys and values, `stride` apart, into the rows' running softmax. Row r sees the
-// first rows.count[r] of them. The next block is asked for as the segments say.
-HWY_NOINLINE void FoldBlock(const TileRows& rows, const float* keys, const float* values,
-                            int64_t stride, const KeySegment* segments, int num_segments,
-                            float scale) {
+// Folds a block of values, as AccumulateBlock reads them, into the rows' running softmax. Row r
+// sees the first rows.count[r] of them. `score(panel, num_keys)` writes the scores [num_keys,
+// kPanelRows] of a panel to rows.scores.
+template <class Score, class Ask>
+HWY_INLINE void FoldBlock(const TileRows& rows, const float* const* values, float scale,
+                          const Score& score, const Ask& ask) {
   for (int64_t panel = 0; panel < rows.num_panels(); ++panel) {
     const int64_t size = rows.PanelSize(panel);
     const PanelStats stats = rows.Stats(panel);
     const auto visible = static_cast<int64_t>(*std::max_element(stats.count, stats.count + size));
     if (visible == 0) continue;
-    KeySegment todo[2];
-    for (int s = 0; s < num_segments; ++s) {
-      todo[s] = segments[s];
-      if (panel > 0) todo[s].next = nullptr;  // Once is enough.
-    }
-    const float* q = rows.q + panel * kPanelRows * rows.key_dims;
-    const int64_t width = PanelWidth(size);
-    if (width == kPanelRows) {
-      WeighBlock<2>(TileTag(), q, keys, stride, visible, todo, num_segments, scale, stats,
-                    rows.scores);
-    } else if (width == kTileLanes) {
-      WeighBlock<1>(TileTag(), q, keys, stride, visible, todo, num_segments, scale, stats,
-                    rows.scores);
-    } else {
-      WeighBlock<1>(hn::CappedTag<float, 8>(), q, keys, stride, visible, todo, num_segments, scale,
-                    stats, rows.scores);
-    }
-    AccumulateBlock(rows.scores, values, stride, rows.value_dims, size, stats,
-                    rows.out + panel * kPanelRows * rows.out_stride, rows.out_stride);
+    score(panel, visible);
+    WithPanelVectors(size, [&]<int V>(auto d) HWY_ATTR {
+      SoftmaxBlock<V>(d, visible, scale, stats, rows.scores);
+    });
+    AccumulateBlock(rows.scores, values, rows.value_dims, size, stats,
+                    rows.out + panel * kPanelRows * rows.out_stride, rows.out_stride, ask);
   }
 }
 

@@ -16,8 +16,8 @@ struct MlaTile {
   static constexpr int64_t PaddedRows(int64_t rows) {
     return (rows + kMaxPanelRows - 1) / kMaxPanelRows * kMaxPanelRows;
   }
-  // Room for whole vectors of a row's output.
-  static constexpr int64_t OutStride(int64_t dims) {
+  // Room for whole vectors.
+  static constexpr int64_t WholeVectors(int64_t dims) {
     return (dims + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
   }
   // Of a row of keys and values of a block: room for a vector that begins at the last element, and
@@ -28,7 +28,8 @@ struct MlaTile {
   static constexpr int64_t Queries(int64_t rows, int64_t key_dims) {
     return PaddedRows(rows) * key_dims;
   }
-  static constexpr int64_t Scores() { return kMlaBlock * kMaxPanelRows; }
+  // Of a block of keys, and of a tile that ends behind it.
+  static constexpr int64_t Scores() { return (kMlaBlock + 8) * kMaxPanelRows; }
 };
 
 }  // namespace heddle
